@@ -49,7 +49,9 @@ from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import ShardTensors
 from relax_passes.parallel.share_attentions import ShareAttentions
 from relax_passes.read_rows.attentions import AttentionRows
+from relax_passes.read_rows.compute_reached_rows import ComputeReachedRows
 from relax_passes.read_rows.compute_read_rows import ComputeReadRows
+from relax_passes.read_rows.windows import AttentionWindows
 from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
@@ -78,6 +80,12 @@ class SiteMask(Protocol):
 
     def order_for(self, path: str, sizes: tuple[int, int, int, int]) -> np.ndarray | None:
         """The order of tokens, int64 (tokens,), that the user's mask for the attention at `path` wants, or None."""
+
+    def reach_for(self, path: str, sizes: tuple[int, int, int, int]) -> tuple[float, float] | None:
+        """(how far before, how far behind) its query that mask keeps a key; infinity for all, also without a mask.
+
+        None where it does not go by the distance of key and query alone, at all lengths alike.
+        """
 
     def is_given(self, path: str) -> bool:
         """Whether the user gave a mask or a rule for the attention at a path."""
@@ -131,8 +139,10 @@ PHASES: dict[str, Callable[[Job], list]] = {
         RowsOfCaches(job.site_mask.given_for, job.replaceable is not None),
         FoldMasks(job.site_mask.given_for, job.replaceable is not None),
     ],
-    # Where some rows of a layer are read, the others are not computed.
-    "read_rows": lambda job: [] if job.shared is not None else [ComputeReadRows(_attention_rows(job))],
+    # Where some rows of a layer are read, the others are not computed, nor those that no window leads to.
+    "read_rows": lambda job: (
+        [] if job.shared is not None else [ComputeReachedRows(_windows(job)), ComputeReadRows(_attention_rows(job))]
+    ),
     # Heads and products are divided among ranks: the module becomes the program of one of them.
     "shard_tensors": lambda job: [] if job.ranks is None else [ShardTensors(job.ranks), AlignConstants()],
     # Tokens stand in the order that their masks want, moved once before the attentions and once behind them.
@@ -215,6 +225,16 @@ def _attention_rows(job: Job) -> AttentionRows | None:
         None
         if job.replaceable is not None
         else AttentionRows(job.target, job.float32, masks, masks.given_for, masks.rule_for, masks.order_for)
+    )
+
+
+def _windows(job: Job) -> AttentionWindows | None:
+    """The same for attentions with windows."""
+    masks = job.site_mask
+    return (
+        None
+        if job.replaceable is not None
+        else AttentionWindows(masks, masks.given_for, masks.rule_for, masks.order_for, masks.reach_for)
     )
 
 

@@ -2,6 +2,7 @@
 
 import fnmatch
 import functools
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,6 +16,7 @@ from stof_tvm.given_masks import check_given, given_mask, opened
 from stof_tvm.masks.canvas.wanted_order import in_tile_order
 from stof_tvm.masks.part import Part, heads_of
 from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.windows import reach
 from stof_tvm.rules.traced import TracedRule
 from tir_kernels.errors import MaskError, NotRewrittenError, UnsupportedError
 from tir_kernels.report_rows import RewrittenRow, SiteRow
@@ -134,6 +136,15 @@ class SiteMasks:
             return None
         found = in_tile_order(given)
         return None if found is None or len(found[0]) != sizes[2] else found[0]
+
+    def reach_for(self, path: str, sizes: tuple[int, int, int, int]) -> tuple[float, float] | None:
+        """(how far before, how far behind) its query the user's mask for the attention at a path keeps a key.
+
+        Infinity where it keeps all that way, as without a mask; None where it does not go by distance alone, or not at
+        all lengths alike.
+        """
+        given = self.given_for(path, sizes)
+        return (math.inf, math.inf) if given is None else reach(given, sizes[3])
 
     def pattern_of(self, path: str) -> str | None:
         matching = [pattern for pattern in self.by_pattern if matches(pattern, path)]

@@ -75,7 +75,7 @@ def _engines(case: GenerateCase, device: str, small: bool) -> System:
         make_model(case, small=small, windows=False).to(device),
         max_length=case.cache,
         batch=case.batch,
-        prompt=[case.prompt],
+        prompt=None if case.kind == FIRST else [case.prompt],
         target=QUICK if device == "cpu" else None,
         mask=mask,
         verify=False,

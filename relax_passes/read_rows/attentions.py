@@ -136,16 +136,7 @@ class AttentionRows:
         return bool(call.causal) or call.mask is not None or call.bias is not None
 
     def _causal(self, call: AttentionCall, rows: np.ndarray) -> str | None:
-        """The causality of rows known in advance, in the words of the composite; None where it has none for them."""
-        q_len, kv_len, first = shape_of(call.q)[2], shape_of(call.k)[2], int(rows[0])
-        if not call.causal or not (np.diff(rows) == 1).all():
-            return None if call.causal else ""
-        keys = first + 1 + (kv_len - q_len if call.causal == "bottom-right" else 0)  # that the first row keeps
-        if keys >= kv_len:
-            return ""
-        if keys == 1:
-            return "top-left"
-        return "bottom-right" if keys == kv_len - len(rows) + 1 else None
+        return causality(call.causal, shape_of(call.q)[2], shape_of(call.k)[2], rows)
 
     def emit(self, builder, call: AttentionCall, operands: list, taker: RowTaker) -> relax.Expr:
         """The attention of the selected rows; `operands` are those of the composite, with rows taken."""
@@ -175,16 +166,7 @@ class AttentionRows:
         )
 
     def _of_constants(self, call: AttentionCall, rows: np.ndarray, keep: np.ndarray | None) -> dict:
-        """Causality and mask of rows known in advance, of which `keep` is the model's own mask."""
-        causal = self._causal(call, rows)
-        if causal is None:
-            q_len, kv_len = shape_of(call.q)[2], shape_of(call.k)[2]
-            last = rows + (kv_len - q_len if call.causal == "bottom-right" else 0)
-            own = (np.arange(kv_len) <= last[:, None])[None, None]
-            keep = own if keep is None else keep & own
-        if keep is not None and keep.all():
-            keep = None
-        return dict(causal=causal or "", mask=None if keep is None else relax.const(keep, "bool"))
+        return own_of_rows(call.causal, shape_of(call.q)[2], shape_of(call.k)[2], rows, keep)
 
     def _bias(self, emit: Callable, call: AttentionCall, mask, bias, taker: RowTaker) -> relax.Expr:
         """Causality, mask and bias of rows given at run time, as one bias."""
@@ -206,3 +188,30 @@ class AttentionRows:
             return summands[0]
         summands = [x if dtype_of(x) == "float32" else emit(op.astype(x, "float32")) for x in summands]
         return functools.reduce(lambda x, y: emit(op.add(x, y)), sorted(summands, key=lambda x: math.prod(shape_of(x))))
+
+
+def causality(causal: str, q_len: int, kv_len: int, rows: np.ndarray) -> str | None:
+    """The causality of rows known in advance, in the words of the composite; None where it has none for them."""
+    if not causal or not (np.diff(rows) == 1).all():
+        return None if causal else ""
+    keys = int(rows[0]) + 1 + (kv_len - q_len if causal == "bottom-right" else 0)  # that the first row keeps
+    if keys >= kv_len:
+        return ""
+    if keys == 1:
+        return "top-left"
+    return "bottom-right" if keys == kv_len - len(rows) + 1 else None
+
+
+def own_of_rows(causal: str, q_len: int, kv_len: int, rows: np.ndarray, keep: np.ndarray | None) -> dict:
+    """Causality and mask, as `emit_attention` takes them, of rows known in advance.
+
+    `keep`, bool (B or 1, H or 1, rows or 1, Skv), is the model's own mask of these rows.
+    """
+    words = causality(causal, q_len, kv_len, rows)
+    if words is None:
+        last = rows + (kv_len - q_len if causal == "bottom-right" else 0)
+        own = (np.arange(kv_len) <= last[:, None])[None, None]
+        keep = own if keep is None else keep & own
+    if keep is not None and keep.all():
+        keep = None
+    return dict(causal=words or "", mask=None if keep is None else relax.const(keep, "bool"))

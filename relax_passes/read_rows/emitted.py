@@ -18,18 +18,19 @@ op = relax.op
 class RowTaker:
     """Emits selected rows of tensors, the rows' numbers once.
 
-    `emit` emits an expression, and `new` writes one of the old function in variables of the new one.
+    `emit` emits an expression, and `new` writes one of the old function in variables of the new one.  With `are_inside`
+    an index, int64 (count,), is known to have rows only.
     """
 
-    def __init__(self, selection: Selection, emit: Callable, new: Callable):
-        self.selection, self.emit, self.new = selection, emit, new
+    def __init__(self, selection: Selection, emit: Callable, new: Callable, are_inside: bool = False):
+        self.selection, self.emit, self.new, self.are_inside = selection, emit, new, are_inside
         self._numbers: relax.Expr | None = None
         self._flat: relax.Expr | None = None
 
     def numbers(self) -> relax.Expr:
         """int64 (count,) or (batch, count), 0 to size - 1: the rows that a run-time selection reads."""
         if self._numbers is None:
-            numbers = self._clipped(self._bare())
+            numbers = self._bare() if self.are_inside else self._clipped(self._bare())
             lead = (self.selection.batch,) if self.selection.batch else ()
             self._numbers = self._reshaped(numbers, (*lead, self.selection.count))
         return self._numbers

@@ -31,3 +31,8 @@ def bucket_of(length: int, buckets: Sequence[int]) -> int:
         if length <= bucket:
             return bucket
     raise InputError(f"a prompt has {length} tokens, and the longest that these engines take has {buckets[-1]}")
+
+
+def least_length(room: int, buckets: Sequence[int]) -> int:
+    """How many tokens a prompt has at least that is padded to `room`: it did not fit the bucket before."""
+    return max((bucket for bucket in buckets if bucket < room), default=0) + 1

@@ -13,7 +13,7 @@ from stof_tvm.compiler import build
 from stof_tvm.generation.buckets import buckets_to, checked
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.generator import Generator, Sizes
-from stof_tvm.generation.masks_of_positions import masks_of_positions
+from stof_tvm.generation.masks_of_positions import masks_of_positions, windows_of_layers
 from stof_tvm.generation.positions import mask_functions
 from stof_tvm.generation.proof import prove_decoder
 from stof_tvm.range_engine import RangeEngine
@@ -67,18 +67,22 @@ def engines(
     _check_model(model)
     _check_sizes(model, max_length, batch)
     buckets = buckets_to(max_length) if prompt is None else checked(prompt, max_length)
-    shapes, dtype, own = _caches(model, batch, max_length)
-    decoder = Decoder(model, shapes, dtype, one_position=batch == 1 or mask is not None)
+    shapes, dtype, functions = _caches(model, batch, max_length)
+    own = {path: function for path, function in functions.items() if function is not None}
+    one_position = batch == 1 or mask is not None
+    heads = model.config.get_text_config().num_attention_heads
+    masks = masks_of_positions(mask, own if one_position else {}, batch, heads, max_length)
+    windows = windows_of_layers(model, [*functions], masks, (batch, heads, max_length, max_length), len(shapes))
+    decoder = Decoder(model, shapes, dtype, one_position, windows, buckets)
     vocabulary = model.get_input_embeddings().num_embeddings
     sizes = Sizes(max_length, batch, vocabulary, buckets, decoder.one_position)
     with _explained(model):
         prove_decoder(decoder, sizes)
 
-    def built(own) -> RangeEngine:
-        heads = model.config.get_text_config().num_attention_heads
+    def built(masks) -> RangeEngine:
         step = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
         lazy = build(
-            *(decoder, target, (step, step[:, 0] + 1), masks_of_positions(mask, own, batch, heads, max_length)),
+            *(decoder, target, (step, step[:, 0] + 1), masks),
             dynamic_shapes={"ids": {1: torch.export.Dim("tokens", min=1, max=max_length)}, "lengths": None},
             lazy=True,
             **options,
@@ -87,11 +91,11 @@ def engines(
         return cast(RangeEngine, lazy)
 
     try:
-        lazy = built(own if decoder.one_position else {})
+        lazy = built(masks)
     except NotRewrittenError:
         if mask is not None or not own:
             raise
-        lazy = built({})  # a kernel that reads all keys, for the model masks them anyway
+        lazy = built(None)  # a kernel that reads all keys, for the model masks them anyway
     compares = options.get("verify", True) and mask is None
     return Generator(lazy, sizes, compares, () if prompt is None else buckets)
 
@@ -139,7 +143,7 @@ def _check_sizes(model: PreTrainedModel, max_length, batch) -> None:
 
 
 def _caches(model: PreTrainedModel, batch: int, length: int) -> tuple[list, torch.dtype, dict]:
-    """(shapes of each layer's keys and values, their dtype, functions of masks by attention), from a call.
+    """(shapes of each layer's keys and values, their dtype, functions of masks by attention or None), from a call.
 
     UnsupportedError for other caches.
     """

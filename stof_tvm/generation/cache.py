@@ -13,15 +13,23 @@ class BufferLayer(CacheLayerMixin):
         (batch, heads, length, size): what a call writes its new keys and values into.
     positions : torch.Tensor or None
         int64 (batch,): the position of each sequence's one new token; None for a prompt, whose tokens begin at 0.
+    written : torch.Tensor or None
+        int64 (count,): the positions of a prompt whose keys and values are kept; None for all.
     """
 
     is_sliding = False
     is_compileable = True
     is_croppable = False
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | None):
+    def __init__(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        positions: torch.Tensor | None,
+        written: torch.Tensor | None = None,
+    ):
         super().__init__()
-        self.keys, self.values, self.positions = keys, values, positions
+        self.keys, self.values, self.positions, self.written = keys, values, positions, written
         self.is_initialized = True
 
     def lazy_initialization(self, key_states, value_states):
@@ -31,8 +39,11 @@ class BufferLayer(CacheLayerMixin):
         """Write new keys and values.  Returns those that the new queries may attend to."""
         if self.positions is None:
             length = key_states.shape[2]
-            self.keys[:, :, :length] = key_states
-            self.values[:, :, :length] = value_states
+            for buffer, new in ((self.keys, key_states), (self.values, value_states)):
+                if self.written is None:
+                    buffer[:, :, :length] = new
+                else:
+                    buffer.index_copy_(2, self.written, new.index_select(2, self.written))
             return key_states, value_states  # nothing was there before
         for buffer, new in ((self.keys, key_states), (self.values, value_states)):
             if len(self.positions) == 1:
@@ -57,6 +68,11 @@ class BufferLayer(CacheLayerMixin):
         return self.keys.shape[2]
 
 
-def buffer_cache(buffers: list[tuple[torch.Tensor, torch.Tensor]], positions: torch.Tensor | None) -> Cache:
-    """The cache of all layers; arguments are those of `BufferLayer`."""
-    return Cache(layers=[BufferLayer(keys, values, positions) for keys, values in buffers])
+def buffer_cache(
+    buffers: list[tuple[torch.Tensor, torch.Tensor]],
+    positions: torch.Tensor | None,
+    written: list[torch.Tensor | None],
+) -> Cache:
+    """The cache of all layers; arguments are those of `BufferLayer`, for each layer its own `written`."""
+    pairs = zip(buffers, written, strict=True)
+    return Cache(layers=[BufferLayer(keys, values, positions, rows) for (keys, values), rows in pairs])

@@ -1,12 +1,14 @@
 """A causal language model with its cache in buffers: one forward for a prompt, another for the next token."""
 
 import contextlib
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from stof_tvm.generation.buckets import least_length
 from stof_tvm.generation.cache import buffer_cache
 from stof_tvm.generation.positions import at_positions
 
@@ -26,16 +28,29 @@ class Decoder(nn.Module):
         Of keys and values.
     one_position : bool
         Whether all sequences are at one position; else each is at its own.
+    windows : sequence of (int or None), optional
+        For each layer, how many of the last tokens any later token attends to, itself included; None for all.
+    buckets : sequence of int, optional
+        The lengths that prompts are padded to, in order: a prompt is longer than the one before its own.
     """
 
     holds_cache = True  # an export leaves the model's use of a cache as it is
     model: PreTrainedModel
     positions: torch.Tensor
 
-    def __init__(self, model: PreTrainedModel, shapes: list[tuple], dtype: torch.dtype, one_position: bool):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        shapes: list[tuple],
+        dtype: torch.dtype,
+        one_position: bool,
+        windows: Sequence[int | None] = (),
+        buckets: Sequence[int] = (),
+    ):
         super().__init__()
         self.model = model
         self.layers, self.one_position = len(shapes), one_position
+        self.windows, self.buckets = tuple(windows) or (None,) * len(shapes), tuple(buckets)
         batch, _, length, _ = shapes[0][0]
         # As in the middle of a text: so the first comparison of a step with PyTorch is of one that attends to others.
         numbers = torch.Generator().manual_seed(0)
@@ -58,14 +73,15 @@ class Decoder(nn.Module):
         """
         is_step = ids.shape[1] == 1
         positions = self.positions.clone() if is_step else None
+        last, written = self._last_rows(ids.shape[1], lengths)
         buffers = [(getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)]
-        cache = buffer_cache(buffers, positions)
+        cache = buffer_cache(buffers, positions, written)
         if positions is None:
             position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
         else:
             position_ids = positions[:, None]
         head = self.model.get_output_embeddings()
-        with at_positions(self.model), contextlib.nullcontext() if is_step else _only(head, lengths - 1):
+        with at_positions(self.model), contextlib.nullcontext() if is_step else _only(head, last):
             logits = self.model(
                 ids, position_ids=position_ids, past_key_values=cache, use_cache=True, return_dict=True
             ).logits
@@ -75,6 +91,20 @@ class Decoder(nn.Module):
             self.positions.copy_(lengths[: len(self.positions)])
         return logits[:, -1]
 
+    def _last_rows(self, room: int, lengths: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        """(each prompt's last row, int64 (batch, 1), or that of all (1,); rows that each layer's cache keeps, or None).
+
+        Of a prompt that is known to be long, only what later tokens attend to is kept, so that nothing else need be
+        computed for it.  Which rows these are is said by one number between two known ones.
+        """
+        least = least_length(room, self.buckets)
+        if room == 1 or not self.one_position or not any(n is not None and n <= least for n in self.windows):
+            return lengths[:, None] - 1, [None] * self.layers
+        last = (lengths[:1] - 1).clamp(least - 1, room - 1)
+        counts = {n for n in self.windows if n is not None and n <= least}
+        rows = {n: last + torch.arange(1 - n, 1, device=last.device) for n in sorted(counts)}
+        return last, [rows.get(n) for n in self.windows]
+
 
 _rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)
 
@@ -83,6 +113,8 @@ _rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)
 def _only(head: nn.Module, rows: torch.Tensor):
     """Let a model's last product take one row of each sequence: logits of the others would be computed for nothing.
 
+    `rows` is int64 (batch, 1), or (1,) for the same row of all.
+
     Calls of the model in other threads have logits of all rows.
     """
 
@@ -90,7 +122,9 @@ def _only(head: nn.Module, rows: torch.Tensor):
         if _rows.get() is not rows:
             return inputs
         (hidden,) = inputs
-        return hidden.gather(1, rows.view(-1, 1, 1).expand(-1, 1, hidden.shape[-1]))
+        if rows.dim() == 1:
+            return hidden.index_select(1, rows)
+        return hidden.gather(1, rows[..., None].expand(-1, 1, hidden.shape[-1]))
 
     handle, token = head.register_forward_pre_hook(take), _rows.set(rows)
     try:

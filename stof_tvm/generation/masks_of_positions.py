@@ -1,7 +1,9 @@
 """A caller's mask, whose rows and columns are positions, for prompts of all lengths and for tokens after them."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
+from torch import nn
 from transformers.masking_utils import causal_mask_function
 
 from stof_tvm.given_masks import given_mask, own_masks
@@ -9,7 +11,7 @@ from stof_tvm.masks import causal
 from stof_tvm.masks.flex import taken_directly
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.part import Part
-from stof_tvm.site_masks import matches
+from stof_tvm.site_masks import SiteMasks, matches
 from tir_kernels.errors import MaskError
 
 MODEL = "model"  # a Decoder's attribute, by which a path in the model is one in the Decoder
@@ -50,4 +52,35 @@ def masks_of_positions(given, own: Mapping[str, Callable], batch: int, heads: in
             by_path[path] = by_path[others[-1]] & mask if others else mask
     if not by_path and not isinstance(given, Mapping):
         return None
-    return {f"{MODEL}.{path}" if path else MODEL: Part(mask, 0, 0, length) for path, mask in by_path.items()}
+    return {_path_in_decoder(path): Part(mask, 0, 0, length) for path, mask in by_path.items()}
+
+
+def windows_of_layers(
+    model: nn.Module, paths: Sequence[str], masks, sizes: tuple[int, int, int, int], layers: int
+) -> list[int | None]:
+    """For each layer of a cache, how many of the last tokens a later one attends to, itself included; None for all.
+
+    Parameters
+    ----------
+    model : nn.Module
+    paths : sequence of str
+        Of all its attentions.
+    masks
+        What `masks_of_positions` made.
+    sizes : (int, int, int, int)
+        Batch entries, heads, queries and keys of the masks.
+    layers : int
+        Of the cache.
+    """
+    indices = {getattr(model.get_submodule(path), "layer_idx", None): path for path in paths}
+    if masks is None or len(paths) != layers or set(indices) != set(range(layers)):
+        return [None] * layers  # it is not known which attention reads which layer
+    found, known = SiteMasks(masks), []
+    for number in range(layers):
+        reach = found.reach_for(_path_in_decoder(indices[number]), sizes)
+        known.append(None if reach is None or math.isinf(reach[0]) else int(reach[0]) + 1)
+    return known
+
+
+def _path_in_decoder(path: str) -> str:
+    return f"{MODEL}.{path}" if path else MODEL

@@ -71,8 +71,8 @@ def mask_at(
     return mask
 
 
-def mask_functions(model: PreTrainedModel, call: Callable[[], object]) -> dict[str, Callable]:
-    """The functions of the masks that a model's attentions have in a call, by path; unknown ones are left out."""
+def mask_functions(model: PreTrainedModel, call: Callable[[], object]) -> dict[str, Callable | None]:
+    """The functions of the masks that a model's attentions have in a call, by path; None for unknown ones."""
     seen = Seen()
     token = _seen.set(seen)
     try:
@@ -82,7 +82,7 @@ def mask_functions(model: PreTrainedModel, call: Callable[[], object]) -> dict[s
         _seen.reset(token)
     paths = {module: path for path, module in model.named_modules()}
     known = {id(None): causal_mask_function, **{number: function for number, (_, function) in seen.made.items()}}
-    return {paths[module]: known[id(mask)] for module, mask in seen.given.items() if id(mask) in known}
+    return {paths[module]: known.get(id(mask)) for module, mask in seen.given.items()}
 
 
 def _sdpa(module, query, key, value, attention_mask, **kwargs):

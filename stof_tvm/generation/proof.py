@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from transformers import PreTrainedModel
 
+from stof_tvm.generation.buckets import least_length
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.verification.comparison import judge
 from stof_tvm.verification.verify import WIDER
@@ -34,7 +35,7 @@ def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) 
     """
     numbers = torch.Generator().manual_seed(room)
     ids = torch.randint(sizes.vocabulary, (sizes.batch, room + steps), generator=numbers)
-    count = max(1, min(2 * room // 3, sizes.max_length - steps))
+    count = max(least_length(room, sizes.buckets), min(2 * room // 3, sizes.max_length - steps))
     text = ids[:, :count]  # what follows it was padding
     check(call(ids[:, :room], torch.full((sizes.batch,), count)), model, text, "with padding behind a prompt")
     for step in range(min(steps, sizes.max_length - count)):

@@ -92,6 +92,17 @@ def _traced_reads(mask_mod) -> tuple[bool, bool]:
 _reads_known: BoundedCache[tuple[bool, bool]] = BoundedCache(lambda _: 0, 0, 1024)
 
 
+def is_by_offset(mask: Mask, length: int) -> bool:
+    """Whether a mask is a function of one batch entry and head that is known to read kv_idx - q_idx alone.
+
+    `length` is that of some queries and keys.
+    """
+    if not isinstance(mask, _MaskModAt):
+        return False
+    found = mask.bind(length, length)
+    return pattern.is_by_offset(found.formula if isinstance(found, _Formula) else found)
+
+
 def from_block_mask(block_mask: BlockMask) -> Mask:
     """The mask of a FlexAttention `BlockMask`: its full blocks whole, its partial blocks through its mask_mod.
 

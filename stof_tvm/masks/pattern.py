@@ -309,6 +309,17 @@ class Opaque(Pattern):
         return np.full((len(i0), len(j0)), PART, np.int8)
 
 
+def is_by_offset(pattern: Pattern) -> bool:
+    """Whether a pattern is known to keep by the offset j - i alone."""
+    if isinstance(pattern, And | Or):
+        return is_by_offset(pattern.a) and is_by_offset(pattern.b)
+    if isinstance(pattern, Not):
+        return is_by_offset(pattern.a)
+    if isinstance(pattern, Rows | Columns):
+        return bool((pattern.member == pattern.member[0]).all())
+    return isinstance(pattern, Offsets)
+
+
 def _prefix_sum(member: np.ndarray) -> np.ndarray:
     """int64 (n + 1,): how many of the first k entries are True, for each k."""
     return np.concatenate([[0], np.cumsum(member)])

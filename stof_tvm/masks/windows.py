@@ -1,9 +1,14 @@
 """Masks by distance: causal, windows and dilated windows."""
 
+import math
 import reprlib
 
+import numpy as np
+
 from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.flex import is_by_offset
 from stof_tvm.masks.mask import And, Leaf, Mask, Not, Or
+from stof_tvm.masks.part import Part
 from stof_tvm.masks.pattern import Offsets
 from tir_kernels.errors import MaskError
 
@@ -55,9 +60,47 @@ def dilated_window(window: int, dilation: int) -> Mask:
 
 
 def is_by_distance(mask: Mask) -> bool:
-    """Whether a mask keeps pairs by j - i alone, in the same way at all lengths."""
+    """Whether a mask keeps pairs by j - i alone, in the same way at all lengths that it fits."""
     if isinstance(mask, And | Or):
         return is_by_distance(mask.a) and is_by_distance(mask.b)
     if isinstance(mask, Not):
         return is_by_distance(mask.a)
+    if isinstance(mask, Part):
+        return is_by_distance(mask.mask)
     return isinstance(mask, Leaf) and mask.constructor in (causal, sliding_window, dilated_window)
+
+
+def kept_distances(mask: Mask, length: int) -> np.ndarray:
+    """bool (2 * length - 1,): what a mask by distance keeps at key - query from 1 - length on."""
+    pattern, places = mask.bind(length, length), np.arange(length)
+    first_column = pattern.keep(places[None, ::-1], np.zeros((1, 1), np.int64))[0, :, 0]
+    first_row = pattern.keep(np.zeros((1, 1), np.int64), places[None])[0, 0]
+    column, row = np.broadcast_to(first_column, (length,)), np.broadcast_to(first_row, (length,))
+    return np.concatenate([column[:-1], row])
+
+
+def reach(mask: Mask, length: int) -> tuple[float, float] | None:
+    """(how far before, how far behind) its query a key is kept among `length` tokens, infinity for all that way.
+
+    None unless the mask of each batch entry and head is known to go by distance, in the same way at shorter lengths,
+    and for one that keeps nothing.
+    """
+    entries = {mask.at(b, h) for b in range(mask.batch or 1) for h in range(mask.heads or 1)}
+    if not all(_goes_by_distance(entry, length) for entry in entries):
+        return None
+    found = np.flatnonzero(np.any([kept_distances(entry, length) for entry in entries], 0)) - (length - 1)
+    if not len(found):
+        return None
+    left, right = (max(0, int(distance)) for distance in (-found[0], found[-1]))
+    return math.inf if left == length - 1 else left, math.inf if right == length - 1 else right
+
+
+def _goes_by_distance(mask: Mask, length: int) -> bool:
+    """As `is_by_distance`, also of functions; these are looked at with `length` tokens."""
+    if isinstance(mask, And | Or):
+        return _goes_by_distance(mask.a, length) and _goes_by_distance(mask.b, length)
+    if isinstance(mask, Not):
+        return _goes_by_distance(mask.a, length)
+    if isinstance(mask, Part):
+        return _goes_by_distance(mask.mask, mask.length)
+    return is_by_distance(mask) or is_by_offset(mask, length)

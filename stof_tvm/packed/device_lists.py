@@ -14,7 +14,7 @@ import torch
 from stof_tvm.frontend.packing.rewriter import ENDS, FIRST, NUMBER, PLACE, STARTS
 from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.masks import Mask
-from stof_tvm.masks.windows import is_by_distance
+from stof_tvm.masks.windows import is_by_distance, kept_distances
 from stof_tvm.packed.layout import Layout
 from tir_kernels.attention.compiled import compile_step
 from tir_kernels.attention.documents.plan import document_plan
@@ -150,7 +150,8 @@ def plans_of(masks: MaskArrays, inside: Mapping[str, Mask | None], row: int, lon
             return None
         key = kernel.template.NAME, problem, kernel.config, mask
         if key not in known:
-            block, keeps = (kernel.config.block_m, kernel.config.block_n), kept_distances(mask, longest)
+            block = kernel.config.block_m, kernel.config.block_n
+            keeps = None if mask is None else kept_distances(mask, longest)
             try:
                 known[key] = document_plan(problem, block, longest, keeps, gpu_of(masks.target), reader)
             except UnsupportedError:
@@ -160,14 +161,3 @@ def plans_of(masks: MaskArrays, inside: Mapping[str, Mask | None], row: int, lon
                 return None
         found.append(known[key])
     return found
-
-
-def kept_distances(mask: Mask | None, longest: int) -> np.ndarray | None:
-    """bool (2 * longest - 1,): what a mask by distance keeps at key - query from 1 - longest on; None for all."""
-    if mask is None:
-        return None
-    pattern, places = mask.bind(longest, longest), np.arange(longest)
-    first_column = pattern.keep(places[None, ::-1], np.zeros((1, 1), np.int64))[0, :, 0]
-    first_row = pattern.keep(np.zeros((1, 1), np.int64), places[None])[0, 0]
-    column, row = np.broadcast_to(first_column, (longest,)), np.broadcast_to(first_row, (longest,))
-    return np.concatenate([column[:-1], row])

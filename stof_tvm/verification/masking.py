@@ -70,17 +70,21 @@ def apply_mask(module: GraphModule, node, shape: AttentionShape, mask) -> None:
         raise MaskNotApplicable(f"{node.target} is no attention that the reference knows")
 
 
-def with_all_rows(node, shape: AttentionShape) -> AttentionShape:
-    """The shape of an attention as it is in the graph, of which an engine computes only the rows that are read."""
+def with_all_rows(node, shape: AttentionShape, first_row: int | None) -> AttentionShape:
+    """The shape of an attention as it is in the graph, of which an engine computes only the rows that are read.
+
+    With a window it computes them of some keys, too: then `first_row` is that of its first query among these.
+    """
     if node is None or "val" not in node.meta or node.target not in SDPA + SOFTMAX + LOG_SOFTMAX + EXP + LOGSUMEXP:
         return shape
     scores = _scores_of(node) if node.target in EXP + LOGSUMEXP else node
     sizes = scores.meta["val"].shape
     turned = node.target in SOFTMAX + LOG_SOFTMAX and node.args[1] in (-2, len(sizes) - 2)
     rows = sizes[-1 if turned else -2] if len(sizes) > 1 else shape.q_len
-    if rows == shape.q_len or rows != shape.kv_len:
+    has_some_keys = first_row is not None and rows > shape.kv_len
+    if rows == shape.q_len or not (rows == shape.kv_len or has_some_keys):
         return shape
-    return replace(shape, q_len=rows, has_positions=False)
+    return replace(shape, q_len=rows, kv_len=rows, has_positions=False)
 
 
 def _on_softmax(module: GraphModule, node, dense, shape: AttentionShape) -> None:

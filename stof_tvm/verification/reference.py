@@ -70,7 +70,7 @@ class Reference:
             if mask is None:
                 continue
             at = by_name.get(imported.site_nodes.get(site.site, ""))
-            shape = with_all_rows(at, site.mask_shape)
+            shape = with_all_rows(at, site.mask_shape, site.first_row)
             if shape != site.mask_shape:
                 mask = mask_for(site.site, (shape.batch, shape.heads, shape.q_len, shape.kv_len), None)
             try:

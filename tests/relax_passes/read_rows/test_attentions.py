@@ -14,7 +14,7 @@ from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.read_rows.layers import BATCH, HEADS, LENGTH, SAME_FOR_ALL, SELECTIONS, WIDTH, Reader
 from tests.relax_passes.read_rows.programs import product_rows
 
-WINDOW = masks.sliding_window(4)
+WINDOW = masks.sliding_window(4) | masks.global_tokens([5])  # not by distance: all keys stay
 OWN = torch.rand(1, 1, LENGTH, LENGTH, generator=torch.Generator().manual_seed(1)) > 0.4
 OWN |= torch.eye(LENGTH, dtype=torch.bool)
 MODELS = {

@@ -10,7 +10,8 @@ from torch import nn
 import stof_tvm
 from stof_tvm import compiler, masks
 from stof_tvm.errors import InputError, MaskError, NotRewrittenError, UnsupportedError
-from stof_tvm.packed.device_lists import kept_distances, plans_of
+from stof_tvm.masks.windows import kept_distances
+from stof_tvm.packed.device_lists import plans_of
 from stof_tvm.packed.layout import layout_of_lengths
 from stof_tvm.packed.packed_engine import PackedEngine
 from tests.models.quick_llvm import QUICK_LLVM
