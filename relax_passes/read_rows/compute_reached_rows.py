@@ -20,11 +20,12 @@ from relax_passes.ir.bindings import Bindings, element_count, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.rebuild import rebuild, substitute
 from relax_passes.read_rows.demands import Demand, Demands
+from relax_passes.read_rows.distances import Anchor
 from relax_passes.read_rows.emitted import RowTaker
 from relax_passes.read_rows.moves import with_operands
 from relax_passes.read_rows.places import Digit, Place
 from relax_passes.read_rows.selections import Selection
-from relax_passes.read_rows.spans import Anchor, RunFinder, Span
+from relax_passes.read_rows.spans import RunFinder, Span
 from relax_passes.read_rows.windows import AttentionWindows
 
 op = relax.op

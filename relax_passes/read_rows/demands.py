@@ -18,9 +18,10 @@ from tvm.ir.expr import GenericConst
 from relax_passes.attention.composite import AttentionCall, match_attention
 from relax_passes.ir.bindings import Bindings
 from relax_passes.parallel.rules import tensors_of
+from relax_passes.read_rows.distances import Anchor
 from relax_passes.read_rows.moves import slots_of
 from relax_passes.read_rows.places import NotMoved, Place
-from relax_passes.read_rows.spans import Anchor, Run, Span
+from relax_passes.read_rows.spans import Run, Span
 
 MOST = 15, 16  # of the rows, in more of which a value is whole
 TILE, FEW = 64, 512  # more than a few rows are full tiles of kernels, where there are as many

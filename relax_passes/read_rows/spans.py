@@ -9,27 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from tvm import relax
-from tvm.ir.expr import GenericConst
 
-from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, element_count, operator, shape_of, static_shape
-from relax_passes.ir.closed_expressions import ClosedExpressions
-from relax_passes.ir.same_values import same
-from relax_passes.legalizations.closed_values import closed_values
+from relax_passes.ir.bindings import Bindings, operator, shape_of, static_shape
 from relax_passes.parallel.placement import NotShardable
 from relax_passes.parallel.rules import sliced_at
+from relax_passes.read_rows.distances import Anchor, Distances
 from relax_passes.read_rows.places import Digit, Place
-
-LONGEST = 1 << 20  # rows of a run
-UNKNOWN = 1 << 62  # a bound that is none
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """What rows are counted from: 0, or an integer of one element, `expr`, of `least` to `most`."""
-
-    expr: relax.Expr | None = None
-    least: int = 0
-    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,8 +54,7 @@ class RunFinder:
     """
 
     def __init__(self, bindings: Bindings):
-        self.bindings, self._closed = bindings, ClosedExpressions(bindings)
-        self._anchors: list[Anchor] = [Anchor()]
+        self._distances = Distances(bindings)
         self.found: dict[relax.Var, Run] = {}
         finders = {"strided_slice": self._slice, "take": self._take}
         for var, value in bindings.values.items():
@@ -83,7 +67,7 @@ class RunFinder:
     @property
     def anchors(self) -> list[Anchor]:
         """All that runs are counted from, in order."""
-        return [anchor for anchor in self._anchors if any(run.anchor is anchor for run in self.found.values())]
+        return list(dict.fromkeys(run.anchor for run in self.found.values()))
 
     def _slice(self, call) -> Run | None:
         try:
@@ -93,74 +77,23 @@ class RunFinder:
         if len(taken) != 1:
             return None
         ((axis, (first, end, step)),) = taken.items()
+        if step != 1 or first >= end:
+            return None
         place = Place(Digit(axis, shape_of(call.args[0])[axis]))
-        return Run(call.args[0], place, self._anchors[0], Span(first, end)) if step == 1 and first < end else None
+        return Run(call.args[0], place, self._distances.anchors[0], Span(first, end))
 
     def _take(self, call) -> Run | None:
         source, index = call.args
         shape = static_shape(index)
-        if call.attrs.axis is None or shape is None or len(shape) > 1 or not dtype_of(index).startswith("int"):
+        if call.attrs.axis is None or shape is None or len(shape) > 1 or index.same_as(source):
             return None
+        if (found := self._distances.of(index)) is None:
+            return None
+        anchor, distances = found
+        rows = distances.reshape(-1)
         axis = int(call.attrs.axis) % len(shape_of(source))
         size = shape_of(source)[axis]
-        found = self._offsets(index)
-        if found is None or index.same_as(source):
-            return None
-        base, offsets = found
-        if not 0 < len(offsets) <= LONGEST or not (np.diff(offsets) == 1).all():
-            return None
-        span = Span(int(offsets[0]), int(offsets[-1]) + 1)
-        anchor = self._anchor(base)
+        span = Span(int(rows[0]), int(rows[-1]) + 1)
         is_inside = anchor.least + span.start >= 0 and anchor.most + span.stop <= size
-        return Run(source, Place(Digit(axis, size)), anchor, span) if is_inside else None
-
-    def _offsets(self, index) -> tuple[relax.Expr | None, np.ndarray] | None:
-        """(base, int64 (count,)): an index is a number of one element, or 0 for None, and these numbers."""
-        if element_count(index) is None:
-            return None
-        if self._is_closed(index):
-            return None, self._values(index)
-        value = self.bindings.value(index)
-        name = operator(value)
-        if name in SAME_ELEMENTS or (name == "astype" and dtype_of(value) == "int64"):
-            return self._offsets(value.args[0]) if dtype_of(value.args[0]).startswith("int") else None
-        if name in ("add", "subtract") and dtype_of(value) == "int64":
-            one, other = value.args
-            if name == "add" and self._is_closed(one):
-                one, other = other, one
-            if self._is_closed(other) and (inner := self._offsets(one)) is not None:
-                base, offsets = inner
-                values = self._values(other)
-                offsets = offsets - values if name == "subtract" else offsets + values
-                return (base, offsets) if len(offsets) == element_count(index) else None
-        return (index, np.zeros(1, np.int64)) if element_count(index) == 1 else None
-
-    def _is_closed(self, expr) -> bool:
-        return isinstance(expr, GenericConst) or self._closed.is_closed(expr)
-
-    def _values(self, expr) -> np.ndarray:
-        return closed_values(self.bindings, [expr])[0].reshape(-1).astype(np.int64)
-
-    def _anchor(self, base) -> Anchor:
-        if base is None:
-            return self._anchors[0]
-        for anchor in self._anchors[1:]:
-            if same(self.bindings, anchor.expr, base):
-                return anchor
-        self._anchors.append(Anchor(base, *self._bounds(base)))
-        return self._anchors[-1]
-
-    def _bounds(self, expr) -> tuple[int, int]:
-        """(least, largest) number that an expression can be, UNKNOWN where that is not known."""
-        if self._is_closed(expr) and element_count(expr) == 1:
-            (number,) = self._values(expr)
-            return int(number), int(number)
-        value = self.bindings.value(expr)
-        name = operator(value)
-        if name in SAME_ELEMENTS:
-            return self._bounds(value.args[0])
-        if name in ("maximum", "minimum"):
-            choose = max if name == "maximum" else min
-            (a, b), (c, d) = (self._bounds(x) for x in value.args)
-            return choose(a, c), choose(b, d)
-        return -UNKNOWN, UNKNOWN
+        is_run = bool((np.diff(rows) == 1).all())
+        return Run(source, Place(Digit(axis, size)), anchor, span) if is_run and is_inside else None
