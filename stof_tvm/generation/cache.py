@@ -13,15 +13,17 @@ class BufferLayer(CacheLayerMixin):
         (batch, heads, length, size): what a call writes its new keys and values into.
     positions : torch.Tensor or None
         int64 (batch,): the position of each sequence's one new token; None for a prompt, whose tokens begin at 0.
+    first : torch.Tensor
+        int64 (1,): which sequence's is the first prompt, where there are fewer than sequences; else it is not read.
     """
 
     is_sliding = False
     is_compileable = True
     is_croppable = False
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | None):
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor | None, first: torch.Tensor):
         super().__init__()
-        self.keys, self.values, self.positions = keys, values, positions
+        self.keys, self.values, self.positions, self.first = keys, values, positions, first
         self.is_initialized = True
 
     def lazy_initialization(self, key_states, value_states):
@@ -30,9 +32,8 @@ class BufferLayer(CacheLayerMixin):
     def update(self, key_states, value_states, *args, **kwargs):
         """Write new keys and values.  Returns those that the new queries may attend to."""
         if self.positions is None:
-            length = key_states.shape[2]
-            self.keys[:, :, :length] = key_states
-            self.values[:, :, :length] = value_states
+            for buffer, new in ((self.keys, key_states), (self.values, value_states)):
+                self._write_prompts(buffer, new)
             return key_states, value_states  # nothing was there before
         for buffer, new in ((self.keys, key_states), (self.values, value_states)):
             if len(self.positions) == 1:
@@ -43,6 +44,15 @@ class BufferLayer(CacheLayerMixin):
                 slots = first + self.positions[:, None].expand(batch, heads).reshape(-1)
                 buffer.view(-1, size).index_copy_(0, slots, new.reshape(-1, size))
         return self.keys, self.values
+
+    def _write_prompts(self, buffer: torch.Tensor, new: torch.Tensor) -> None:
+        count, heads, tokens, size = new.shape
+        if count == len(buffer):
+            buffer[:, :, :tokens] = new
+        else:
+            places = torch.arange(tokens, device=buffer.device)
+            rows = slots(self.first, count, heads, buffer.shape[2], places)
+            buffer.view(-1, size).index_copy_(0, rows, new.reshape(-1, size))
 
     def get_seq_length(self):
         """The position of the first new token: 0, or int64 (batch,)."""
@@ -57,6 +67,25 @@ class BufferLayer(CacheLayerMixin):
         return self.keys.shape[2]
 
 
-def buffer_cache(buffers: list[tuple[torch.Tensor, torch.Tensor]], positions: torch.Tensor | None) -> Cache:
+def slots(first: torch.Tensor, count: int, heads: int, length: int, positions: torch.Tensor) -> torch.Tensor:
+    """Rows int64 (count * heads * tokens,) of a buffer (batch * heads * length, size), in the order of its dimensions.
+
+    It is one number of run time plus constants: so the compiler sees that no two are the same (docs/states.md).
+
+    Parameters
+    ----------
+    first : torch.Tensor
+        int64 (1,): the first of `count` sequences.
+    count, heads, length : int
+    positions : torch.Tensor
+        int64 (tokens,): the same of all sequences and heads.
+    """
+    starts = torch.arange(count * heads, device=positions.device) * length
+    return (starts[:, None] + positions).view(-1) + first * (heads * length)
+
+
+def buffer_cache(
+    buffers: list[tuple[torch.Tensor, torch.Tensor]], positions: torch.Tensor | None, first: torch.Tensor
+) -> Cache:
     """The cache of all layers; arguments are those of `BufferLayer`."""
-    return Cache(layers=[BufferLayer(keys, values, positions) for keys, values in buffers])
+    return Cache(layers=[BufferLayer(keys, values, positions, first) for keys, values in buffers])

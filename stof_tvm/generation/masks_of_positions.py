@@ -51,3 +51,9 @@ def masks_of_positions(given, own: Mapping[str, Callable], batch: int, heads: in
     if not by_path and not isinstance(given, Mapping):
         return None
     return {f"{MODEL}.{path}" if path else MODEL: Part(mask, 0, 0, length) for path, mask in by_path.items()}
+
+
+def depends_on_entry(masks: Mask | Mapping[str, Mask] | None) -> bool:
+    """Whether one of the masks that `masks_of_positions` gave is another one for another batch entry."""
+    by_path = masks if isinstance(masks, Mapping) else {} if masks is None else {"*": masks}
+    return any(mask.batch is not None for mask in by_path.values())
