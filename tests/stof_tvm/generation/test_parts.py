@@ -1,5 +1,7 @@
 """Prompts of a batch in parts: what follows them is what follows all at once, and which are not divided."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -7,20 +9,22 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from stof_tvm import masks
 from stof_tvm.errors import VerificationError
 from stof_tvm.generation import engines, parts
+from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.generator import Sizes
 from stof_tvm.generation.parts import in_parts
+from stof_tvm.generation.proof import prove_decoder
 from tests.models.quick_llvm import QUICK_LLVM
-from tests.stof_tvm.generation.conftest import ONE_LAYER, small, tokens
+from tests.stof_tvm.generation.conftest import ONE_LAYER, VOCABULARY, small, tokens
 
 LENGTH, BATCH, PART = 64, 3, 2
 SHORT, LONG = 16, 32  # prompts of the one are computed at once, of the other for two sequences at a time
 
 
-def made(mask=None, model=None):
+def made(mask=None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "MOST_TOKENS", PART * LONG)
         sizes = dict(max_length=LENGTH, batch=BATCH, prompt=(SHORT, LONG))
-        return engines(model or small("qwen3"), **sizes, target=QUICK_LLVM, mask=mask)
+        return engines(small("qwen3"), **sizes, target=QUICK_LLVM, mask=mask)
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +118,17 @@ def test_prompts_with_masks_of_their_own_are_not_divided():
 class TellsApart(LlamaForCausalLM):
     """Each sequence of a batch has features of its own."""
 
-    def get_input_embeddings(self):
-        return self.model.embed_tokens
-
     def forward(self, input_ids, **arguments):
         shifts = torch.arange(len(input_ids), device=input_ids.device).view(-1, 1, 1)
         return super().forward(None, inputs_embeds=self.model.embed_tokens(input_ids) + shifts, **arguments)
 
 
-def test_a_model_that_tells_sequences_apart_is_refused():
+def test_a_model_that_tells_sequences_apart_is_refused_where_they_are_divided():
     """A part of them would be other sequences to it."""
     torch.manual_seed(0)
+    shape = BATCH, ONE_LAYER["num_key_value_heads"], LENGTH, ONE_LAYER["head_dim"]
+    decoder = Decoder(TellsApart(LlamaConfig(**ONE_LAYER)).eval(), [(shape, shape)], torch.float32, one_position=False)
+    sizes = Sizes(LENGTH, BATCH, VOCABULARY, (SHORT, LONG), False, most_tokens=None)
+    prove_decoder(decoder, sizes)
     with pytest.raises(VerificationError, match="TellsApart computes other logits"):
-        made(model=TellsApart(LlamaConfig(**ONE_LAYER)).eval())
+        prove_decoder(decoder, replace(sizes, most_tokens=PART * LONG))
