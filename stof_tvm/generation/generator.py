@@ -50,7 +50,7 @@ class Sizes:
     most_tokens: int | None = None
 
     def part_of(self, room: int) -> int:
-        """How many sequences' prompts, padded to `room` tokens, are computed at once: from 1 to `batch`."""
+        """How many sequences' prompts, padded to `room` tokens, are computed at once, 1 to `batch`.  Raises nothing."""
         return self.batch if self.most_tokens is None else max(1, min(self.batch, self.most_tokens // room))
 
     @property
