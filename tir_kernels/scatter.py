@@ -50,6 +50,7 @@ class ScatterArguments(NamedTuple):
     reduction: str
     poison: float
     wraps: bool
+    is_rising: bool = False
 
     @property
     def elements(self) -> tuple[int, ...]:
@@ -57,7 +58,9 @@ class ScatterArguments(NamedTuple):
         return tuple(map(math.prod, (self.shape, self.index_shape, self.update_shape)))
 
 
-def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps):
+def scatter(
+    shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps, is_rising: bool = False
+):
     """A PrimFunc (x, index, update, out): out is x with out[o, index[o, m, i], i] = reduction(…, update[o, m, i]).
 
     Parameters
@@ -74,11 +77,15 @@ def scatter(shape, updates, index_shape, update_shape, dtype, index_dtype, reduc
         Replaces the update if its index is outside 0 … n - 1; it is applied at the nearest position.
     wraps : bool
         Whether an index from -n to -1 counts from the end; else it is outside.
+    is_rising : bool
+        Whether it is known that all slices have one index, each number of it greater than the one before, and the last
+        less than n above the first.
     """
     outer, n, inner = shape
+    assert not is_rising or index_shape[0] == index_shape[2] == 1
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, reduction, poison, wraps)
-    arguments = [shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps]
+    arguments = [shape, updates, index_shape, update_shape, dtype, index_dtype, reduction, poison, wraps, is_rising]
     description = json.dumps(arguments)
     outers, rows, inners, times = _counted(outer, n, inner, updates, elements=ScatterArguments(*arguments).elements)
 
@@ -122,16 +129,19 @@ def scatter_in_place(func, distinct: bool = False):
 
     `writes_in_place(func)` holds: no element of x is read, so slices may be scheduled in any order.  If indices are
     `distinct`, all within x and of another position each in a slice, so may updates: a prompt has thousands.  Then
-    elements that lie beside each other and have one index are copied 16 bytes at a time.
+    elements that lie beside each other and have one index are copied 16 bytes at a time.  So it is where indices rise,
+    for those outside of x meet others only in its first and last row, which are poison then whoever writes last.
     """
     how = scatter_arguments(func)
     assert how is not None
+    distinct |= how.is_rising
     outer, n, inner = how.shape
     updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
     index_stride, update_stride = (tuple(int(n > 1) for n in shape) for shape in (index_shape, update_shape))
     combined, nearest = _writing(n, dtype, how.reduction, how.poison, how.wraps)
+    reached = _reaching(how, nearest)
     if lanes := _lanes(how) if distinct or updates == 1 else 0:
-        return _rows_in_place(how, lanes, combined, nearest)
+        return _rows_in_place(how, lanes, combined, nearest, reached)
 
     # One after another within a slice, or all at once.
     at_once, in_turn = (updates, 1) if distinct else (1, updates)
@@ -161,7 +171,7 @@ def scatter_in_place(func, distinct: bool = False):
                         x[vo, nearest(position), vi] = combined(
                             None,
                             update[vo * update_stride[0], (first + m) * update_stride[1], vi * update_stride[2]],
-                            position,
+                            reached(index, position),
                         )
 
     return scatter_in_place
@@ -183,7 +193,7 @@ def _lanes(how: ScatterArguments) -> int:
     return most if most > 1 else 0
 
 
-def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest):
+def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest, reached):
     """`scatter_in_place` of updates that may be written all at once, `lanes` elements of a row by a thread."""
     outer, n, inner = how.shape
     updates, index_shape, update_shape, dtype, index_dtype = how[1:6]
@@ -209,7 +219,7 @@ def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest):
                     )
                     T.writes(x[vo, 0:n, vp * lanes : vp * lanes + lanes])
                     position = T.cast(index[vo * index_stride[0], vm * index_stride[1], 0], "int64")
-                    if tirx.all(position >= first, position < n):
+                    if tirx.all(reached(index, position) >= first, reached(index, position) < n):
                         for i in T.vectorized(lanes):
                             x[vo, nearest(position), vp * lanes + i] = update[
                                 vo * update_stride[0], vm * update_stride[1], vp * lanes + i
@@ -219,7 +229,7 @@ def _rows_in_place(how: ScatterArguments, lanes: int, combined, nearest):
                             x[vo, nearest(position), vp * lanes + i] = combined(
                                 None,
                                 update[vo * update_stride[0], vm * update_stride[1], vp * lanes + i],
-                                position,
+                                reached(index, position),
                             )
 
     return scatter_in_place
@@ -241,6 +251,24 @@ def _writing(n: int, dtype: str, reduction: str, poison, wraps: bool):
         return tirx.max(tirx.min(tirx.Select(index < 0, index + n, index), n - 1), 0)
 
     return combined, nearest
+
+
+def _reaching(how: ScatterArguments, nearest):
+    """A function (index, position) that gives the position, or n, outside of x, where its row is to be poison.
+
+    That is so where rising indices outside of x are moved to the same row.
+    """
+    n = how.shape[1]
+
+    def reached(index, position):
+        if not how.is_rising:
+            return position
+        lowest, highest = index[0, 0, 0], index[0, how.updates - 1, 0]
+        is_below = tirx.all(lowest < -n, nearest(position) == 0)
+        is_above = tirx.all(highest >= n, nearest(position) == n - 1)
+        return tirx.Select(tirx.any(is_below, is_above), tirx.const(n, "int64"), position)
+
+    return reached
 
 
 def scatter_permuted(n, inner, dtype, index_dtype):

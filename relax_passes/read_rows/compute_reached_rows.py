@@ -119,10 +119,11 @@ class _Narrowed:
         operands = [new(x) if needed is None else self._rows(builder.emit, new, x, needed) for x, needed in pairs]
         if (call := demands.attention(var)) is None:
             return with_operands(self.bindings.values[var], operands, demand.place, demand.span.count)
-        keys = pairs[1][1].span
+        _, (_, of_keys), *_ = pairs
+        assert of_keys is not None
         size = demand.place.rows.size
-        self.notes.append([call.site, NOTE.format(demand.span.count, size, keys.count)])
-        return self.windows.emit(builder, call, operands, demand.span, keys, demands.anchor.least)
+        self.notes.append([call.site, NOTE.format(demand.span.count, size, of_keys.span.count)])
+        return self.windows.emit(builder, call, operands, demand.span, of_keys.span, demands.anchor.least)
 
     def _rows(self, emit: Callable, new: Callable, x, demand: Demand) -> relax.Expr:
         """Rows of a value, which is whole or computed for these and maybe others."""

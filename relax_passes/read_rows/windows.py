@@ -91,7 +91,8 @@ class AttentionWindows:
         """Whether no key is kept of all queries, at an end of the sequence: such a mask is an error."""
         more = self._masks(call, queries, keys, example)
         constant = None if more["mask"] is None else array_of(more["mask"]).astype(bool)
-        sizes = *shape_of(call.q)[:2], queries.count, keys.count
+        batch, heads, *_ = shape_of(call.q)
+        sizes = batch, heads, queries.count, keys.count
         found = self.mask_of(AttentionSite(call.site, more["causal"], constant, sizes, more["first_row"], call.heads))
         return found is not None and found.compile(queries.count, keys.count, FINEST).is_empty
 

@@ -10,10 +10,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from stof_tvm.compiler import build
+from stof_tvm.generation import parts
 from stof_tvm.generation.buckets import buckets_to, checked
 from stof_tvm.generation.decoder import Decoder
 from stof_tvm.generation.generator import Generator, Sizes
-from stof_tvm.generation.masks_of_positions import masks_of_positions, windows_of_layers
+from stof_tvm.generation.masks_of_positions import depends_on_entry, masks_of_positions, windows_of_layers
 from stof_tvm.generation.positions import mask_functions
 from stof_tvm.generation.proof import prove_decoder
 from stof_tvm.range_engine import RangeEngine
@@ -43,7 +44,8 @@ def engines(
     max_length : int
         Tokens of a prompt and of what is generated, together: the caches' length.
     batch : int
-        Sequences that are generated at once.
+        Sequences that are generated at once.  Their prompts are computed some after others where they are padded to
+        more than 65,536 tokens, unless a mask that is given depends on the batch entry.
     prompt : int or sequence of int, optional
         Lengths that prompts are padded to, from 2 to `max_length`; their engines are built now.  By default every
         prompt fits, is padded by at most a fifth or 64 tokens, and the engine of a length is built at its first prompt.
@@ -75,19 +77,22 @@ def engines(
     windows = windows_of_layers(model, [*functions], masks, (batch, heads, max_length, max_length), len(shapes))
     decoder = Decoder(model, shapes, dtype, one_position, windows, buckets)
     vocabulary = model.get_input_embeddings().num_embeddings
-    sizes = Sizes(max_length, batch, vocabulary, buckets, decoder.one_position)
+    # A part of the prompts would have the mask of the batch's first entries.
+    most_tokens = None if depends_on_entry(masks) else parts.MOST_TOKENS
+    sizes = Sizes(max_length, batch, vocabulary, buckets, decoder.one_position, most_tokens)
     with _explained(model):
         prove_decoder(decoder, sizes)
 
     def built(masks) -> RangeEngine:
         step = torch.zeros(batch, 1, dtype=torch.int64, device=model.device)
+        call = step, step[:, 0] + 1, step[0]
         lazy = build(
-            *(decoder, target, (step, step[:, 0] + 1), masks),
-            dynamic_shapes={"ids": {1: torch.export.Dim("tokens", min=1, max=max_length)}, "lengths": None},
+            *(decoder, target, call, masks),
+            dynamic_shapes=_dynamic_shapes(sizes),
             lazy=True,
             **options,
         )
-        lazy.engine_for(step, step[:, 0] + 1)  # type: ignore[attr-defined]  # it is a RangeEngine
+        lazy.engine_for(*call)  # type: ignore[attr-defined]  # it is a RangeEngine
         return cast(RangeEngine, lazy)
 
     try:
@@ -98,6 +103,15 @@ def engines(
         lazy = built(None)  # a kernel that reads all keys, for the model masks them anyway
     compares = options.get("verify", True) and mask is None
     return Generator(lazy, sizes, compares, () if prompt is None else buckets)
+
+
+def _dynamic_shapes(sizes: Sizes) -> dict:
+    """The ranges of a Decoder's inputs, as torch.export takes them."""
+    tokens = torch.export.Dim("tokens", min=1, max=sizes.max_length)
+    if not sizes.has_parts:
+        return {"ids": {1: tokens}, "lengths": None, "first": None}
+    sequences = torch.export.Dim("sequences", min=1, max=sizes.batch)
+    return {"ids": {0: sequences, 1: tokens}, "lengths": {0: sequences}, "first": None}
 
 
 @contextlib.contextmanager

@@ -51,31 +51,35 @@ class Decoder(nn.Module):
         self.model = model
         self.layers, self.one_position = len(shapes), one_position
         self.windows, self.buckets = tuple(windows) or (None,) * len(shapes), tuple(buckets)
-        batch, _, length, _ = shapes[0][0]
+        self.batch, _, length, _ = shapes[0][0]
         # As in the middle of a text: so the first comparison of a step with PyTorch is of one that attends to others.
         numbers = torch.Generator().manual_seed(0)
         for n, pair in enumerate(shapes):
             for name, shape in zip(("keys", "values"), pair):
                 buffer = torch.empty(shape, dtype=dtype).normal_(generator=numbers)
                 self.register_buffer(f"{name}_{n}", buffer.to(model.device))
-        positions = torch.full((1 if one_position else batch,), length // 2, device=model.device)
+        positions = torch.full((1 if one_position else self.batch,), length // 2, device=model.device)
         self.register_buffer("positions", positions)
 
-    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Logits (batch, vocabulary) of the token after each sequence's last one.
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        """Logits (batch or part, vocabulary) of the token after each sequence's last one.
 
         Parameters
         ----------
         ids : torch.Tensor
-            int64 (batch, tokens): a prompt from position 0 on, or one token at each sequence's next position.
+            int64 (batch, tokens): prompts from position 0 on, or one token at each sequence's next position; or int64
+            (part, tokens), prompts of some sequences.
         lengths : torch.Tensor
-            int64 (batch,): how many of a prompt's tokens count, the first ones; of a single token it is not read.
+            int64 (batch or part,): how many of a prompt's tokens count, the first ones; of a single token it is not
+            read.
+        first : torch.Tensor
+            int64 (1,): the first of a part's sequences, which follow one another; of all sequences it is not read.
         """
         is_step = ids.shape[1] == 1
         positions = self.positions.clone() if is_step else None
-        last, written = self._last_rows(ids.shape[1], lengths)
+        last, kept = self._last_rows(ids.shape[1], lengths)
         buffers = [(getattr(self, f"keys_{n}"), getattr(self, f"values_{n}")) for n in range(self.layers)]
-        cache = buffer_cache(buffers, positions, written)
+        cache = buffer_cache(buffers, positions, first, last, kept)
         if positions is None:
             position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
         else:
@@ -87,23 +91,23 @@ class Decoder(nn.Module):
             ).logits
         if is_step:
             self.positions.add_(1)
-        else:
+        elif len(ids) == self.batch or self.one_position:
             self.positions.copy_(lengths[: len(self.positions)])
+        else:
+            self.positions.index_copy_(0, first + torch.arange(len(ids), device=ids.device), lengths)
         return logits[:, -1]
 
-    def _last_rows(self, room: int, lengths: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """(each prompt's last row, int64 (batch, 1), or that of all (1,); rows that each layer's cache keeps, or None).
+    def _last_rows(self, room: int, lengths: torch.Tensor) -> tuple[torch.Tensor, list[int | None]]:
+        """(each prompt's last row, int64 (batch, 1), or that of all (1,); how many rows each layer's cache keeps).
 
         Of a prompt that is known to be long, only what later tokens attend to is kept, so that nothing else need be
         computed for it.  Which rows these are is said by one number between two known ones.
         """
         least = least_length(room, self.buckets)
-        if room == 1 or not self.one_position or not any(n is not None and n <= least for n in self.windows):
+        kept = [None if n is None or n > least else n for n in self.windows]
+        if room == 1 or not self.one_position or not any(kept):
             return lengths[:, None] - 1, [None] * self.layers
-        last = (lengths[:1] - 1).clamp(least - 1, room - 1)
-        counts = {n for n in self.windows if n is not None and n <= least}
-        rows = {n: last + torch.arange(1 - n, 1, device=last.device) for n in sorted(counts)}
-        return last, [rows.get(n) for n in self.windows]
+        return (lengths[:1] - 1).clamp(least - 1, room - 1), kept
 
 
 _rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ from stof_tvm.generation.buckets import bucket_of
 from stof_tvm.generation.choosing.ahead import Ahead
 from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.decoder import Decoder
+from stof_tvm.generation.parts import in_parts
 from stof_tvm.generation.prompts import checked_ids, from_zero
 from stof_tvm.generation.proof import STEPS, prove
 from stof_tvm.range_engine import RangeEngine
@@ -37,6 +38,8 @@ class Sizes:
         Lengths that prompts are padded to, in order.
     is_of_one_length : bool
         Whether the prompts of a batch must have as many tokens as each other.
+    most_tokens : int or None
+        Of the prompts that are computed at once; those of more sequences follow.  None where all are computed at once.
     """
 
     max_length: int
@@ -44,15 +47,26 @@ class Sizes:
     vocabulary: int
     buckets: tuple[int, ...]
     is_of_one_length: bool
+    most_tokens: int | None = None
+
+    def part_of(self, room: int) -> int:
+        """How many sequences' prompts, padded to `room` tokens, are computed at once, 1 to `batch`.  Raises nothing."""
+        return self.batch if self.most_tokens is None else max(1, min(self.batch, self.most_tokens // room))
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether there are prompts of which not all are computed at once."""
+        return any(self.part_of(room) < self.batch for room in self.buckets)
 
 
 class Generator:
     """Engines of a causal language model: `stof_tvm.generation.engines` makes it.
 
-    An engine for prompts reads all of them at once; the engine for tokens computes one for each sequence, and reads
-    from the device which position it is at.  Their caches are the same tensors, and weights of equal content are held
-    once.  Engines for prompts are built at the first prompt of their length, unless `engines` was asked to.  Threads
-    may share a Generator: their calls of `generate` follow one another.
+    An engine for prompts reads all of them at once, or as many as `sizes.part_of` says, and then the next ones; the
+    engine for tokens computes one for each sequence, and reads from the device which position it is at.  Their caches
+    are the same tensors, and weights of equal content are held once.  Engines for prompts are built at the first prompt
+    of their length, unless `engines` was asked to.  Threads may share a Generator: their calls of `generate` follow one
+    another.
 
     Attributes
     ----------
@@ -78,7 +92,7 @@ class Generator:
         self._filled = 0  # tokens of the longest sequence
         self.sizes = sizes
         one = torch.ones(sizes.batch, dtype=torch.int64)
-        self._step = engines.engine_for(one[:, None], one)
+        self._step = engines.engine_for(one[:, None], one, one[:1])
         self._step.reuse_outputs = True
         self.device = self._step.device
         self.runs_beside = self.device.type == "cuda"
@@ -187,7 +201,12 @@ class Generator:
         self._filled = count
         padded = ids.new_zeros(len(ids), bucket_of(count, self.sizes.buckets))
         padded[:, :count] = ids
-        return self._prompt_engine(count)(padded, lengths)
+        return self._in_parts(self._prompt_engine(count), padded, lengths)
+
+    def _in_parts(self, call: Callable, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """What `call(ids, lengths, first)` computes of all sequences' prompts, or of a token of each."""
+        tokens = ids.shape[1]
+        return in_parts(call, ids, lengths, self.sizes.batch if tokens == 1 else self.sizes.part_of(tokens))
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append `tokens`, int64 (batch, 1): logits (batch, vocabulary) of the next, as those of `prompt`.
@@ -222,9 +241,9 @@ class Generator:
 
     @functools.cached_property
     def _step_inputs(self) -> list[torch.Tensor]:
-        """The tokens last chosen, and lengths, which a step does not read; always the same tensors."""
+        """The tokens last chosen, and what a step does not read, lengths and a number; always the same tensors."""
         tokens = torch.zeros(self.sizes.batch, 1, dtype=torch.int64, device=self.device)
-        return [tokens, torch.ones_like(tokens[:, 0])]
+        return [tokens, torch.ones_like(tokens[:, 0]), torch.zeros_like(tokens[0])]
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -262,8 +281,10 @@ class Generator:
         if room not in self._prompts:
             # The build compares on them: of equal tokens all values are alike, and a wrong mask would not be seen.
             numbers = torch.Generator().manual_seed(room)
-            ids = torch.randint(self.sizes.vocabulary, (self.sizes.batch, room), generator=numbers)
-            engine = self._engines.engine_for(ids, torch.full((self.sizes.batch,), room))
+            part = self.sizes.part_of(room)
+            ids = torch.randint(self.sizes.vocabulary, (part, room), generator=numbers)
+            first = torch.tensor([self.sizes.batch - part])
+            engine = self._engines.engine_for(ids, torch.full((part,), room), first)
             engine.reuse_outputs = True
             if self._compares:
                 with contextlib.suppress(DeviceError):  # they are for another machine
@@ -275,4 +296,4 @@ class Generator:
         return self._prompts[room]
 
     def _on_device(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        return self._engines(ids.to(self.device), lengths.to(self.device))
+        return self._in_parts(self._engines, ids.to(self.device), lengths.to(self.device))

@@ -84,3 +84,9 @@ def windows_of_layers(
 
 def _path_in_decoder(path: str) -> str:
     return f"{MODEL}.{path}" if path else MODEL
+
+
+def depends_on_entry(masks: Mask | Mapping[str, Mask] | None) -> bool:
+    """Whether one of the masks that `masks_of_positions` gave is another one for another batch entry."""
+    by_path = masks if isinstance(masks, Mapping) else {} if masks is None else {"*": masks}
+    return any(mask.batch is not None for mask in by_path.values())

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from stof_tvm.generation.buckets import least_length
 from stof_tvm.generation.decoder import Decoder
+from stof_tvm.generation.parts import in_parts
 from stof_tvm.verification.comparison import judge
 from stof_tvm.verification.verify import WIDER
 from tir_kernels.errors import VerificationError
@@ -23,7 +24,7 @@ def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) 
     Parameters
     ----------
     call : callable
-        `call(ids, lengths)` is what the Decoder computes.
+        `call(ids, lengths)` is what the Decoder computes, of all sequences.
     model : PreTrainedModel
     sizes : Sizes
     room : int
@@ -46,14 +47,20 @@ def prove(call: Callable, model: PreTrainedModel, sizes, room: int, steps: int) 
 
 @torch.no_grad()
 def prove_decoder(decoder: Decoder, sizes) -> None:
-    """`prove` of a Decoder in PyTorch, on short prompts; its modes and positions stay as they were."""
+    """`prove` of a Decoder in PyTorch, on short prompts; its modes and positions stay as they were.
+
+    They are computed in the smallest parts that prompts of these sizes are: a model may tell sequences apart.
+    """
     positions = decoder.positions.clone()
     training = [module for module in decoder.modules() if module.training]
     device = decoder.model.device
     try:
         decoder.eval()
-        room = min(sizes.buckets[0], LONGEST)
-        prove(lambda ids, n: decoder(ids.to(device), n.to(device)), decoder.model, sizes, room, STEPS)
+        room, part = min(sizes.buckets[0], LONGEST), min(map(sizes.part_of, sizes.buckets))
+        prove(
+            lambda ids, n: in_parts(decoder, ids.to(device), n.to(device), sizes.batch if ids.shape[1] == 1 else part),
+            *(decoder.model, sizes, room, STEPS),
+        )
     finally:
         for module in training:
             module.training = True

@@ -7,6 +7,7 @@ from torch import nn
 import stof_tvm
 from stof_tvm import masks
 from stof_tvm.dynamo.backend import stof
+from stof_tvm.generation import parts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
@@ -162,3 +163,21 @@ def test_texts_of_engines_are_those_of_transformers(batch):
     assert "replays" in str(generator._step.report().execution)
     half = stof_tvm.generation.engines(model.bfloat16(), max_length=512, batch=batch, prompt=128)  # compares logits
     assert half.generate(ids, padding, max_new_tokens=8).shape == (batch, 78)
+
+
+@torch.no_grad()
+def test_prompts_in_parts_are_those_of_transformers(monkeypatch):
+    """Two of three sequences at a time; the second text is begun before its options are read, on another stream."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    sizes |= dict(num_key_value_heads=2, head_dim=16, eos_token_id=None, pad_token_id=0, initializer_range=0.3)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval().cuda()
+    monkeypatch.setattr(parts, "MOST_TOKENS", 2 * 128)
+    generator = stof_tvm.generation.engines(model, max_length=256, batch=3, prompt=128)
+    ids = torch.randint(1, 96, (3, 100), device="cuda")
+    padding = (torch.arange(100) >= torch.tensor([[0], [31], [64]])).long().cuda()
+    options = dict(max_new_tokens=64, do_sample=False)
+    for text in (ids, ids.flip(0)):
+        expected = model.generate(text, attention_mask=padding, **options)
+        assert torch.equal(generator.generate(text, padding, **options), expected)

@@ -58,6 +58,7 @@ class Ahead:
             is_same = all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(begun, asked, strict=True))
             self.end()
             if is_same:
+                self._keep_for_caller()
                 return self._logits
         return self._generator.prompt(ids, attention_mask)
 
@@ -68,6 +69,11 @@ class Ahead:
     def take_back(self) -> None:
         """As `Generator.take_back`."""
         self._generator.take_back()
+
+    def _keep_for_caller(self) -> None:
+        """Let memory of the logits, which may be of the stream they were computed on, be used by the caller's."""
+        if self._stream is not None:
+            self._logits.record_stream(torch.cuda.current_stream(self._generator.device))
 
     def end(self) -> None:
         """Let the caller's stream wait for the prompt, which reads memory of that stream.  Raises nothing."""

@@ -264,3 +264,33 @@ def test_rows_are_written_at_once_where_constants_say_that_no_two_are_the_same(p
         one_after_another = any(loop in kernel.script() for loop in loops)
         assert one_after_another != expected, kernel.script()
         assert target == LLVM or "threadIdx.x" in kernel.script()
+
+
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize(
+    "first, wraps, poisoned",
+    [
+        (0, False, []),
+        (3, False, []),
+        (4, False, [5]),
+        (-1, False, [5]),
+        (-1, True, []),
+        (-7, True, [0]),
+        (-7, False, [0, 1]),
+        (9, False, [5]),
+    ],
+)
+def test_rising_rows_are_written_at_once(width, first, wraps, poisoned):
+    """Those outside of x are poison at its ends, whichever is written last."""
+    x, at = torch.zeros(1, ROWS, width), torch.arange(first, first + 3).view(1, 3, 1)
+    rows = 1 + torch.rand(1, 3, width)
+    arguments = (1, ROWS, width), 3, (1, 3, 1), (1, 3, width), "float32", "int64", "set", float("nan"), wraps
+    kernel_ = scatter_in_place(scatter(*arguments, is_rising=True))
+    assert "range(3)" not in kernel_.script()
+    expected = x.clone()
+    for place, row in zip(at.flatten().tolist(), rows[0]):
+        if (-ROWS if wraps else 0) <= place < ROWS:
+            expected[0, place] = row
+    expected[0, poisoned] = float("nan")
+    run(kernel_, x, at, rows)
+    torch.testing.assert_close(x, expected, rtol=0, atol=0, equal_nan=True)

@@ -26,6 +26,7 @@ from stof_tvm.frontend.operators.indexing.reading import (
     sizes,
     wrapped,
 )
+from stof_tvm.frontend.operators.indexing.rising import is_rising
 from stof_tvm.frontend.states import WRITTEN
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.scatter import scatter as scatter_kernel
@@ -49,7 +50,8 @@ def index_put(context, x, indices, values, accumulate=False, *_):
     if _writes_state(context) and len(axes) == 1 and not accumulate:
         (axis,) = axes
         values = broadcast_to(context, values, [*shape[:axis], *broadcast, *shape[axis + 1 :]])
-        return write_slices(context, x, axis, reshaped(context, index, [-1]), values, "set", True)
+        rising = is_rising(context.node.args[1][axis], shape[axis])
+        return write_slices(context, x, axis, reshaped(context, index, [-1]), values, "set", True, rising)
     others = [axis for axis in range(len(shape)) if axis not in axes]
     rest = [shape[axis] for axis in others]
     order = indexed_first(axes, len(broadcast), len(others))
@@ -139,8 +141,9 @@ def _index_write(context, x, dim, index, source, reduction, wraps=False):
     if not shape:
         x, source = (reshaped(context, value, [1]) for value in (x, source))
     index = reshaped(context, index, [-1])
-    written = write_slices(context, x, dim % len(sizes(x)), index, source, reduction, wraps)
-    return reshaped(context, written, shape)
+    dim %= len(sizes(x))
+    rising = _writes_state(context) and is_rising(context.node.args[2], sizes(x)[dim])
+    return reshaped(context, write_slices(context, x, dim, index, source, reduction, wraps, rising), shape)
 
 
 def put(context, x, index, source, accumulate=False):
@@ -150,8 +153,11 @@ def put(context, x, index, source, accumulate=False):
     return reshaped(context, write_slices(context, x, 0, index, source, reduction, True), context.shape)
 
 
-def write_slices(context, x, axis, index, source, reduction, wraps):
-    """`x` with slices along `axis` at `index` (one dimension) set to, or increased by, those of `source`."""
+def write_slices(context, x, axis, index, source, reduction, wraps, rising=False):
+    """`x` with slices along `axis` at `index` (one dimension) set to, or increased by, those of `source`.
+
+    `rising` says what `is_rising` does of the index.
+    """
     n, updates = sizes(x)[axis], sizes(index)[0]
     if updates == 0 or n == 0:
         return x
@@ -161,7 +167,7 @@ def write_slices(context, x, axis, index, source, reduction, wraps):
         x3 = reshaped(context, x, [around[0], n, around[1]])
         source = reshaped(context, source, [around[0], updates, around[1]])
         index = reshaped(context, index, [1, -1, 1])
-        return reshaped(context, _kernel(context, x3, index, source, reduction, wraps), sizes(x))
+        return reshaped(context, _kernel(context, x3, index, source, reduction, wraps, rising), sizes(x))
     index = wrapped(context, index, n) if wraps else index
     writer = _last_writer(context, index, n)
     is_written = context.emit(op.greater_equal(writer, relax.const(0, "int32")))
@@ -268,7 +274,7 @@ def _put_back(context, x, region):
     return region
 
 
-def _kernel(context, x, index, source, reduction, wraps):
+def _kernel(context, x, index, source, reduction, wraps, rising=False):
     """Call the scatter kernel: x (outer, n, inner), index and source (outer or 1, updates or 1, inner or 1).
 
     The kernel reduces half precision in float32 and takes booleans as int32.
@@ -288,6 +294,7 @@ def _kernel(context, x, index, source, reduction, wraps):
         reduction,
         poison(dtype),
         wraps,
+        rising,
     )
     name = context.builder.add_func(function, "scatter")
     result = context.emit(relax.call_tir(name, [x, index, source], relax.TensorType(sizes(x), wide)))
