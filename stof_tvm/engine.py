@@ -411,7 +411,7 @@ class Engine:
             device=self._device_type,
             masks=self._mask_digests,
             memory=self._memory,
-            weights=Weights([*weights.tensors, *self._arrays, *self._initial], weights.crc32),
+            weights=Weights([*weights.tensors, *self._arrays, *(x.contiguous() for x in self._initial)], weights.crc32),
             signature=self._signature.to_json(),
             report=self._report.to_dict(),
             export_library=self._export_library,

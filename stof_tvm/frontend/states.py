@@ -20,6 +20,7 @@ from tir_kernels.errors import UnsupportedError
 aten = torch.ops.aten
 UPDATES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+LARGE = 1 << 22  # elements of a buffer
 WRITTEN = "stof.writes_state"  # in a node's meta: it writes a part of a state, whose other elements stay
 
 
@@ -27,7 +28,8 @@ WRITTEN = "stof.writes_state"  # in a node's meta: it writes a part of a state, 
 class State:
     """An updated tensor: its name, the node that brings its value, and the node of its new value.
 
-    `initial` is a copy of a buffer's value, on the CPU; None for an input of the caller's.
+    `initial` is a copy of a buffer's value, on the CPU; None for an input of the caller's.  Where all entries along the
+    first axis of a large buffer are the same it has one of them, expanded.
     """
 
     name: str
@@ -66,12 +68,12 @@ def lift_states(program: torch.export.ExportedProgram, kept: Collection[str] = (
             )
         initial = None
         if source.kind is not InputKind.USER_INPUT:
-            initial = _tensor(program, source.target).detach().to("cpu", copy=True).contiguous()
+            initial = _copied(_tensor(program, source.target))
             buffers[source.arg.name] = source
         states.append(State(str(spec.target), source.arg.name, spec.arg.name, initial))
     for source in signature.input_specs:
         if source.kind is InputKind.BUFFER and source.target in kept and source.arg.name not in buffers:
-            initial = _tensor(program, source.target).detach().to("cpu", copy=True).contiguous()
+            initial = _copied(_tensor(program, source.target))
             buffers[source.arg.name] = source
             states.append(State(str(source.target), source.arg.name, source.arg.name, initial))
     # Buffers are inputs in the order of their placeholders.
@@ -115,6 +117,14 @@ def with_states(signature: Signature, states: tuple[State, ...], copied: list[in
 
 def _tensor(program, name: str) -> torch.Tensor:
     return program.state_dict[name] if name in program.state_dict else program.constants[name]
+
+
+def _copied(buffer: torch.Tensor) -> torch.Tensor:
+    """What a State has of a buffer."""
+    buffer = buffer.detach()
+    if buffer.numel() > LARGE and len(buffer) > 1 and all(torch.equal(buffer[0], entry) for entry in buffer[1:]):
+        return buffer[:1].to("cpu", copy=True).contiguous().expand(buffer.shape)
+    return buffer.to("cpu", copy=True).contiguous()
 
 
 def _move_inputs(program, buffers: dict[str, InputSpec]) -> None:

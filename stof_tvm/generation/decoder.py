@@ -1,6 +1,7 @@
 """A causal language model with its cache in buffers: one forward for a prompt, another for the next token."""
 
 import contextlib
+import math
 from collections.abc import Sequence
 from contextvars import ContextVar
 
@@ -11,6 +12,9 @@ from transformers import PreTrainedModel
 from stof_tvm.generation.buckets import least_length
 from stof_tvm.generation.cache import buffer_cache
 from stof_tvm.generation.positions import at_positions
+
+MOST_NOISE = 1 << 24  # numbers of which each is another one: a CPU makes some hundred million in a second
+PERIOD = 1_000_003  # a prime: tokens and heads of a long cache differ
 
 
 class Decoder(nn.Module):
@@ -56,8 +60,7 @@ class Decoder(nn.Module):
         numbers = torch.Generator().manual_seed(0)
         for n, pair in enumerate(shapes):
             for name, shape in zip(("keys", "values"), pair):
-                buffer = torch.empty(shape, dtype=dtype).normal_(generator=numbers)
-                self.register_buffer(f"{name}_{n}", buffer.to(model.device))
+                self.register_buffer(f"{name}_{n}", _noise(shape, dtype, model.device, numbers))
         positions = torch.full((1 if one_position else self.batch,), length // 2, device=model.device)
         self.register_buffer("positions", positions)
 
@@ -108,6 +111,16 @@ class Decoder(nn.Module):
         if room == 1 or not self.one_position or not any(kept):
             return lengths[:, None] - 1, [None] * self.layers
         return (lengths[:1] - 1).clamp(least - 1, room - 1), kept
+
+
+def _noise(shape: Sequence[int], dtype: torch.dtype, device, numbers: torch.Generator) -> torch.Tensor:
+    """Random numbers; many of them are PERIOD ones again and again, the same for each entry of the first axis."""
+    count = math.prod(shape)
+    if count <= MOST_NOISE:
+        return torch.empty(shape, dtype=dtype).normal_(generator=numbers).to(device)
+    period = torch.empty(PERIOD, dtype=dtype).normal_(generator=numbers).to(device)
+    entry = math.prod(shape[1:])
+    return period.repeat(-(-entry // PERIOD))[:entry].view(1, *shape[1:]).repeat(shape[0], *(1 for _ in shape[1:]))
 
 
 _rows: ContextVar[torch.Tensor | None] = ContextVar("rows", default=None)

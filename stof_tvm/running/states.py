@@ -39,7 +39,7 @@ class Store:
     def reset(self) -> None:
         """Give the buffers their first values."""
         for name, buffer in self.buffers.items():
-            buffer.copy_(self.initial[name])
+            _fill(buffer, self.initial[name])
 
 
 class States:
@@ -72,7 +72,7 @@ class States:
             if name not in store.buffers:
                 with torch.inference_mode(False):  # else they could only be written in the mode of this call
                     buffer = torch.empty(initial.shape, dtype=initial.dtype, device=self._device)
-                    store.buffers[name] = aligned(buffer).copy_(initial)
+                    store.buffers[name] = _fill(aligned(buffer), initial)
                 store.initial[name] = initial
         return {name: store.buffers[name] for name in self._initial}
 
@@ -138,6 +138,12 @@ class States:
 
     def _parameter(self, state: StateSpec) -> int:
         return self._place[state.name] if state.input is None else state.input
+
+
+def _fill(buffer: torch.Tensor, initial: torch.Tensor) -> torch.Tensor:
+    """The buffer with a first value; of an expanded one, one entry crosses the bus."""
+    is_expanded = initial.dim() > 0 and initial.stride(0) == 0
+    return buffer.copy_(initial[:1].to(buffer.device) if is_expanded else initial)
 
 
 def described(signature: Signature) -> str:
