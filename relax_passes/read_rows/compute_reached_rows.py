@@ -115,15 +115,23 @@ class _Narrowed:
             rows = self._rows(builder.emit, new, run.source, Demand(run.place, run.span))
             return rows if shape_of(rows) == shape_of(var) else op.reshape(rows, shape_of(var))
         demand = demands.of[var]
+        if isinstance(value := self.bindings.values[var], relax.TupleGetItem):
+            return self._field(builder.emit, new, value, demand)
         pairs = demands.operands(var)
         operands = [new(x) if needed is None else self._rows(builder.emit, new, x, needed) for x, needed in pairs]
         if (call := demands.attention(var)) is None:
-            return with_operands(self.bindings.values[var], operands, demand.place, demand.span.count)
+            return with_operands(value, operands, demand.place, demand.span.count)
         _, (_, of_keys), *_ = pairs
         assert of_keys is not None
         size = demand.place.rows.size
         self.notes.append([call.site, NOTE.format(demand.span.count, size, of_keys.span.count)])
         return self.windows.emit(builder, call, operands, demand.span, of_keys.span, demands.anchor.least)
+
+    def _field(self, emit: Callable, new: Callable, value: relax.TupleGetItem, demand: Demand) -> relax.Expr:
+        """Rows of a field of a tuple, of which other fields may have more."""
+        field = emit(relax.TupleGetItem(new(value.tuple_value), value.index))
+        known = self.demands.of.get(value.tuple_value)
+        return self._of_whole(emit, field, demand) if known is None else _part(emit, field, known, demand.span)
 
     def _rows(self, emit: Callable, new: Callable, x, demand: Demand) -> relax.Expr:
         """Rows of a value, which is whole or computed for these and maybe others."""
@@ -136,13 +144,13 @@ class _Narrowed:
                 whole = Demand(demand.place, self.spans[x, demand.place])
                 first = (x, whole.place, whole.span)
                 if first not in self.taken:
-                    self.taken[first] = self._of_whole(emit, new, x, whole)
+                    value = x if isinstance(x, GenericConst) else new(x)
+                    self.taken[first] = self._of_whole(emit, value, whole)
                 self.taken[key] = _part(emit, self.taken[first], whole, demand.span)
         return self.taken[key]
 
-    def _of_whole(self, emit: Callable, new: Callable, x, demand: Demand) -> relax.Expr:
+    def _of_whole(self, emit: Callable, value, demand: Demand) -> relax.Expr:
         span, size, anchor = demand.span, demand.place.rows.size, self.demands.anchor
-        value = x if isinstance(x, GenericConst) else new(x)
         if anchor.expr is None:
             return _taken(emit, value, demand.place, np.arange(span.start, span.stop))
         if span not in self.numbers:

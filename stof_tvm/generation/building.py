@@ -101,6 +101,7 @@ def engines(
         if mask is not None or not own:
             raise
         lazy = built(None)  # a kernel that reads all keys, for the model masks them anyway
+    decoder.release()
     compares = options.get("verify", True) and mask is None
     return Generator(lazy, sizes, compares, () if prompt is None else buckets)
 

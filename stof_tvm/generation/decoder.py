@@ -100,6 +100,12 @@ class Decoder(nn.Module):
             self.positions.index_copy_(0, first + torch.arange(len(ids), device=ids.device), lengths)
         return logits[:, -1]
 
+    def release(self) -> None:
+        """Give back the memory of keys and values: no more is computed here, as where a copy is compiled."""
+        for n in range(self.layers):
+            for name in (f"keys_{n}", f"values_{n}"):
+                setattr(self, name, getattr(self, name).new_empty(0))
+
     def _last_rows(self, room: int, lengths: torch.Tensor) -> tuple[torch.Tensor, list[int | None]]:
         """(each prompt's last row, int64 (batch, 1), or that of all (1,); how many rows each layer's cache keeps).
 
