@@ -191,7 +191,7 @@ class AttentionRows:
 
 
 def causality(causal: str, q_len: int, kv_len: int, rows: np.ndarray) -> str | None:
-    """The causality of rows known in advance, in the words of the composite; None where it has none for them."""
+    """The causality of rows, int64 (rows,), in the words of the composite; None where it has none for them."""
     if not causal or not (np.diff(rows) == 1).all():
         return None if causal else ""
     keys = int(rows[0]) + 1 + (kv_len - q_len if causal == "bottom-right" else 0)  # that the first row keeps
