@@ -8,22 +8,21 @@ from tests.relax_passes.read_rows.layers import WIDTH
 from tests.relax_passes.read_rows.test_compute_reached_rows import Deep, given, last, program, sizes
 
 LENGTH = 4096
-X = torch.randn(1, LENGTH, WIDTH, generator=torch.Generator().manual_seed(0)), torch.tensor([4000, 2])
 
 
 class Long(Deep):
     """Of more positions than the layers' tables have."""
 
-    def __init__(self, select):
+    def __init__(self, select, length):
         super().__init__(select)
         for layer in self.layers:
-            layer.cos, layer.sin = (x.repeat(LENGTH // len(x), 1) for x in (layer.cos, layer.sin))
+            layer.cos, layer.sin = (x.repeat(length // len(x), 1) for x in (layer.cos, layer.sin))
 
 
-def found(select, window: int) -> list[tuple]:
+def found(select, window: int, length: int = LENGTH) -> list[tuple]:
     """(queries, keys, first row) of each attention."""
-    mask = masks.sliding_window(window, causal=True)
-    return [sizes(call) for call in program(Long(select), mask, X)[0]]
+    mask, example = masks.sliding_window(window, causal=True), (torch.zeros(1, length, WIDTH), torch.tensor([4000, 2]))
+    return [sizes(call) for call in program(Long(select, length), mask, example)[0]]
 
 
 @pytest.mark.parametrize("select", [last, given(4000, LENGTH - 1)])
@@ -40,13 +39,20 @@ def test_tiles_do_not_begin_before_the_first_row():
     assert found(lambda x, index: x[:, 599:600], 550) == [(600, 600, 0), (576, 600, 24), (1, 576, 575)]
 
 
-def test_tiles_before_the_least_row_of_run_time():
-    """Where full tiles may begin before the first row, there are as many rows as there can be."""
-    whole = LENGTH, LENGTH, None
-    assert found(given(1023, 1200), 500) == [whole, (501, 1024, 523), (1, 501, 500)]
-    assert found(given(1010, 1200), 500) == [whole, (501, 1011, 510), (1, 501, 500)]
-    assert found(given(1000, 1200), 500) == [whole, (501, 1001, 500), (1, 501, 500)]
-    assert found(given(999, 1200), 500)[1] == whole
+def test_rows_before_the_least_one_of_run_time():
+    """Where full tiles may begin before the first row, there are as many rows as there can be.
+
+    Where keys may lie before it, a layer has all of them; it is still asked for some rows only.
+    """
+    for least, keys in ((1023, 1024), (1010, 1011), (1000, 1001)):
+        expected = [(keys, LENGTH, None), (501, keys, keys - 501), (1, 501, 500)]
+        assert found(given(least, 1200), 500) == expected
+    assert [keys for _, keys, _ in found(given(999, 1200), 500)] == [LENGTH, LENGTH, 501]
+
+
+def test_no_large_bias_is_made_of_a_mask():
+    """Of thousands of rows of run time, causality would be a bias of as many rows and all keys."""
+    assert found(given(4095, 8000), 2000, 8192)[0] == (8192, 8192, None)
 
 
 def test_most_rows_are_all():
