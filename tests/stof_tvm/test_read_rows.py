@@ -115,14 +115,18 @@ def test_caches_have_all_keys_and_values():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["the last row", "gather"])
-def test_ranges_of_lengths_read_the_row_of_each_length(how):
-    model = Reader(SELECTIONS[how][0], causal=True).eval()
+@pytest.mark.parametrize("window", [None, 3])
+def test_ranges_of_lengths_read_the_row_of_each_length(how, window):
+    mask = None if window is None else masks.sliding_window(window)
+    model, plain = (Reader(SELECTIONS[how][0], causal=True).eval() for _ in range(2))
     example = torch.randn(BATCH, 16, WIDTH), torch.tensor([7, 2])
     shapes = {"x": {1: torch.export.Dim("length", min=4, max=40)}, "index": None}
-    engine = stof_tvm.build(model, QUICK_LLVM, example, dynamic_shapes=shapes, buckets=[16, 40])
+    engine = stof_tvm.build(model, QUICK_LLVM, example, mask, dynamic_shapes=shapes, buckets=[16, 40])
     for length in (9, 16, 21):
         x, index = torch.randn(BATCH, length, WIDTH), torch.tensor([3, length - 1])
-        assert torch.allclose(engine(x, index), model(x, index), atol=2e-6)
+        for layer in plain.layers if mask is not None else ():
+            layer.causal, layer.own_mask = False, (mask & masks.causal()).dense(length)
+        assert torch.allclose(engine(x, index), plain(x, index), atol=2e-6)
 
 
 def test_tokens_in_another_order_are_read_where_they_are():

@@ -1,4 +1,4 @@
-"""Of long sequences, more than a few rows are full tiles; of most rows, all are computed."""
+"""More than a few rows of long sequences are full tiles; where most are read, all are computed."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ LENGTH = 4096
 
 
 class Long(Deep):
-    """Of more positions than the layers' tables have."""
+    """The layers, with tables for more positions."""
 
     def __init__(self, select, length):
         super().__init__(select)
@@ -51,12 +51,12 @@ def test_rows_before_the_least_one_of_run_time():
 
 
 def test_no_large_bias_is_made_of_a_mask():
-    """Of thousands of rows of run time, causality would be a bias of as many rows and all keys."""
+    """Causality of thousands of rows of run time would be a bias of as many rows and all keys."""
     assert found(given(4095, 8000), 2000, 8192)[0] == (8192, 8192, None)
 
 
 def test_most_rows_are_all():
-    """From 15 of 16 on, values are whole; the last attention has the keys before the row that is read."""
+    """Values of which more than 15/16 is read are whole; the last attention has the keys before the row that is read."""
     at_row = lambda row: lambda x, index: x[:, row : row + 1]
     assert [keys for _, keys, _ in found(at_row(3839), 1 << 11)] == [3840, 3840, 2112]
     assert [keys for _, keys, _ in found(at_row(3840), 1 << 11)][0] == LENGTH

@@ -69,7 +69,7 @@ def check(found, model, count: int, batch: int = 1, seed: int = 0) -> None:
 
 
 def are_narrowed(found, kept: int) -> None:
-    """Of `kept` rows that are kept of each layer's keys and values, and of the last token's window."""
+    """Check the rows of prompts of both lengths, where `kept` keys and values of each layer are kept."""
     whole = lengths(found, SHORT)
     assert [pair[0] for pair in whole[:-1]] == [SHORT] * (LAYERS - 1) and {keys for _, keys in whole} == {SHORT}
     queries = [pair[0] for pair in lengths(found, LONG)]
@@ -92,7 +92,7 @@ def test_tokens_are_those_of_transformers(masked, count):
 
 
 def test_tokens_after_one_long_prompt_and_another(masked):
-    """Of the second one the first keys are not written: there are those of the first, which nothing may read."""
+    """The second one's first keys are not written: there are those of the first one, which nothing may read."""
     for seed, count in ((1, 64), (2, 50), (3, 49), (4, 60)):
         check(masked, mistral(), count, seed=seed)
 
