@@ -56,7 +56,7 @@ def test_no_large_bias_is_made_of_a_mask():
 
 
 def test_most_rows_are_all():
-    """Values of which more than 15/16 is read are whole; the last attention has the keys before the row that is read."""
+    """Values of which more than 15/16 is read are whole; the last attention has the keys before its row."""
     at_row = lambda row: lambda x, index: x[:, row : row + 1]
     assert [keys for _, keys, _ in found(at_row(3839), 1 << 11)] == [3840, 3840, 2112]
     assert [keys for _, keys, _ in found(at_row(3840), 1 << 11)][0] == LENGTH
