@@ -30,7 +30,7 @@ from tir_kernels.errors import StofError
 from tir_kernels.masks.block_counts import FINEST
 
 op = relax.op
-LARGEST_MASK = 1 << 24  # elements of a causal mask that is written out
+LARGEST_MASK = 1 << 24  # elements of a causal mask that is written out, and of a bias that is made of it
 QUERIES = 2  # their axis in all operands but keys and values
 
 
@@ -89,6 +89,9 @@ class AttentionRows:
         if call.causal and rows is None and call.causal == "bottom-right" and q_len > kv_len:
             return False  # rows without a key
         if call.causal and rows is not None and self._causal(call, rows) is None and count * kv_len > LARGEST_MASK:
+            return False
+        has_rows = bool(call.causal) or (call.mask is not None and shape_of(call.mask)[QUERIES] > 1)
+        if rows is None and has_rows and max(1, selection.batch) * count * kv_len > LARGEST_MASK:
             return False
         if self.rule_for(call.site) is not None or self.order_for(call.site, call.mask_sizes) is not None:
             return False
@@ -191,7 +194,7 @@ class AttentionRows:
 
 
 def causality(causal: str, q_len: int, kv_len: int, rows: np.ndarray) -> str | None:
-    """The causality of rows known in advance, in the words of the composite; None where it has none for them."""
+    """The causality of rows, int64 (rows,), in the words of the composite; None where it has none for them."""
     if not causal or not (np.diff(rows) == 1).all():
         return None if causal else ""
     keys = int(rows[0]) + 1 + (kv_len - q_len if causal == "bottom-right" else 0)  # that the first row keeps

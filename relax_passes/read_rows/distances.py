@@ -102,6 +102,8 @@ class Distances:
         (a, b), (c, d) = (self._bounds(x) for x in value.args)
         if name == "multiply":
             products = [x * y for x in (a, b) for y in (c, d)]
-            return max(min(products), -UNKNOWN), min(max(products), UNKNOWN)
+            if max(map(abs, products)) >= UNKNOWN:  # those that 64 bits do not hold are other numbers
+                return -UNKNOWN, UNKNOWN
+            return min(products), max(products)
         choose = max if name == "maximum" else min
         return choose(a, c), choose(b, d)

@@ -19,6 +19,7 @@ BATCH, LENGTH = 2, 16
 SIZES = dict(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
 IDS = torch.randint(3, 64, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 PADDED = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [9]])).long()
+FIRST = torch.zeros(1, dtype=torch.int64)  # the first of the sequences whose prompts these are
 IMAGE = torch.randn(BATCH, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -68,8 +69,8 @@ CASES = {  # model, arguments, queries of the last attention, and the rows of th
     "a classifier of images": (vit, (IMAGE,), 1, BATCH),
     "the last token's logits": (lambda: Logits(llama(), 1), (IDS,), 1, BATCH),
     "the last tokens' logits": (lambda: Logits(llama(), 3), (IDS,), 3, 3 * BATCH),
-    "a prompt": (lambda: decoder(1), (IDS[:1], torch.tensor([11])), 1, 1),
-    "prompts of several lengths": (lambda: decoder(2), (IDS, torch.tensor([11, 16])), 1, BATCH),
+    "a prompt": (lambda: decoder(1), (IDS[:1], torch.tensor([11]), FIRST), 1, 1),
+    "prompts of several lengths": (lambda: decoder(2), (IDS, torch.tensor([11, 16]), FIRST), 1, BATCH),
 }
 
 
@@ -104,24 +105,28 @@ def test_rows_that_follow_from_the_tokens(make):
 def test_caches_have_all_keys_and_values():
     torch.manual_seed(0)
     model = decoder(2).eval()
-    ids, lengths = IDS, torch.tensor([11, 16])
-    engine = stof_tvm.build(model, QUICK_LLVM, (ids, lengths), tuning_logs=False)
+    args = IDS, torch.tensor([11, 16]), FIRST
+    engine = stof_tvm.build(model, QUICK_LLVM, args, tuning_logs=False)
     with torch.no_grad():
-        assert torch.allclose(engine(ids, lengths), model(ids, lengths), atol=1e-5)
+        assert torch.allclose(engine(*args), model(*args), atol=1e-5)
     for name in ("keys_1", "values_1"):
         assert torch.allclose(engine.state[name][:, :, :LENGTH], getattr(model, name)[:, :, :LENGTH], atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["the last row", "gather"])
-def test_ranges_of_lengths_read_the_row_of_each_length(how):
-    model = Reader(SELECTIONS[how][0], causal=True).eval()
+@pytest.mark.parametrize("window", [None, 3])
+def test_ranges_of_lengths_read_the_row_of_each_length(how, window):
+    mask = None if window is None else masks.sliding_window(window)
+    model, plain = (Reader(SELECTIONS[how][0], causal=True).eval() for _ in range(2))
     example = torch.randn(BATCH, 16, WIDTH), torch.tensor([7, 2])
     shapes = {"x": {1: torch.export.Dim("length", min=4, max=40)}, "index": None}
-    engine = stof_tvm.build(model, QUICK_LLVM, example, dynamic_shapes=shapes, buckets=[16, 40])
+    engine = stof_tvm.build(model, QUICK_LLVM, example, mask, dynamic_shapes=shapes, buckets=[16, 40])
     for length in (9, 16, 21):
         x, index = torch.randn(BATCH, length, WIDTH), torch.tensor([3, length - 1])
-        assert torch.allclose(engine(x, index), model(x, index), atol=2e-6)
+        for layer in plain.layers if mask is not None else ():
+            layer.causal, layer.own_mask = False, (mask & masks.causal()).dense(length)
+        assert torch.allclose(engine(x, index), plain(x, index), atol=2e-6)
 
 
 def test_tokens_in_another_order_are_read_where_they_are():

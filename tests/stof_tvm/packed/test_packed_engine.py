@@ -10,7 +10,6 @@ from torch import nn
 import stof_tvm
 from stof_tvm import compiler, masks
 from stof_tvm.errors import InputError, MaskError, NotRewrittenError, UnsupportedError
-from stof_tvm.masks.windows import kept_distances
 from stof_tvm.packed.device_lists import plans_of
 from stof_tvm.packed.layout import layout_of_lengths
 from stof_tvm.packed.packed_engine import PackedEngine
@@ -377,15 +376,3 @@ def test_code_for_a_gpu_that_is_not_here():
     by_place = masks.causal() & masks.global_tokens([0])
     assert plans_of(masks_of, {"layers.0": None, "layers.1": by_place}, 64, LONGEST) is None
     assert plans_of(masks_of, {"layers.0": None}, 64, LONGEST) is None
-
-
-@pytest.mark.parametrize(
-    "mask", [masks.causal(), masks.sliding_window(3), masks.dilated_window(2, 3), ~masks.causal(), None], ids=repr
-)
-def test_what_a_mask_keeps_at_each_distance(mask):
-    keeps = kept_distances(mask, 7)
-    if mask is None:
-        assert keeps is None
-        return
-    distance = torch.arange(7) - torch.arange(7)[:, None]
-    assert torch.equal(torch.from_numpy(keeps)[distance + 6], mask.dense(7))
