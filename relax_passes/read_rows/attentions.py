@@ -31,6 +31,7 @@ from tir_kernels.masks.block_counts import FINEST
 
 op = relax.op
 LARGEST_MASK = 1 << 24  # elements of a causal mask that is written out, and of a bias that is made of it
+MOST_POSITIONS = 128  # of rows of a given mask: kernels that read positions read a row's keys for this row only
 QUERIES = 2  # their axis in all operands but keys and values
 
 
@@ -101,7 +102,7 @@ class AttentionRows:
             return False
         if rows is not None:
             return bool((np.diff(rows) == 1).all())
-        return not selection.batch and self._has_kernel(call, count)
+        return not selection.batch and count <= MOST_POSITIONS and self._has_kernel(call, count)
 
     def _keeps_nothing(self, call: AttentionCall, rows: np.ndarray) -> bool:
         """Whether no key is kept of all rows known in advance: a mask that keeps nothing at all is an error."""

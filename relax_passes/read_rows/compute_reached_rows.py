@@ -62,12 +62,12 @@ def _narrowed(mod, windows: AttentionWindows) -> tvm.IRModule | None:
     closed = ClosedExpressions(bindings).closed_vars
     for anchor in runs.anchors:
         demands = Demands(mod, bindings, runs.found, anchor, closed, windows.keys)
-        if demands.of and _is_small(mod, bindings, anchor):
+        if demands.of and _is_small(bindings, anchor):
             return _Narrowed(mod, bindings, demands, windows).transform()
     return None
 
 
-def _is_small(mod, bindings: Bindings, anchor: Anchor) -> bool:
+def _is_small(bindings: Bindings, anchor: Anchor) -> bool:
     """Whether an anchor is computed from the function's inputs by few operators of few elements."""
     pending = [] if anchor.expr is None else [*relax.analysis.free_vars(anchor.expr)]
     seen: set[relax.Var] = set()

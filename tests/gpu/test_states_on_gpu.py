@@ -181,3 +181,25 @@ def test_prompts_in_parts_are_those_of_transformers(monkeypatch):
     for text in (ids, ids.flip(0)):
         expected = model.generate(text, attention_mask=padding, **options)
         assert torch.equal(generator.generate(text, padding, **options), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_after_prompts_of_which_a_window_is_kept(monkeypatch, batch):
+    """Layers compute the rows that windows lead to, and keep the last window's; a batch's prompts are in parts."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4)
+    sizes |= dict(num_key_value_heads=2, head_dim=16, eos_token_id=None, pad_token_id=0, initializer_range=0.3)
+    own = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=40)).eval().cuda()
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval().cuda()
+    model.load_state_dict(own.state_dict())
+    monkeypatch.setattr(parts, "MOST_TOKENS", 2 * 512)
+    window = masks.sliding_window(39, causal=True)
+    generator = stof_tvm.generation.engines(model, max_length=640, batch=batch, prompt=[256, 512], mask=window)
+    rows = [site.shape.q_len for site in generator._prompts[512].report().rewritten]
+    assert rows == [79, 40, 1]
+    for length in (257, 300, 512):
+        ids = torch.randint(1, 96, (batch, length), device="cuda")
+        options = dict(max_new_tokens=64, do_sample=False)
+        assert torch.equal(generator.generate(ids, **options), own.generate(ids, **options))

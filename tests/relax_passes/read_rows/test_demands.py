@@ -42,11 +42,21 @@ def test_tiles_do_not_begin_before_the_first_row():
 def test_rows_before_the_least_one_of_run_time():
     """Where full tiles may begin before the first row, there are as many rows as there can be.
 
-    Where keys may lie before it, a layer has all of them; it is still asked for some rows only.
+    Where keys may lie before it, a layer has all of them, and all queries: each of many rows that are given at run time
+    would read its keys by itself.
     """
     for least, keys in ((1023, 1024), (1010, 1011), (1000, 1001)):
-        expected = [(keys, LENGTH, None), (501, keys, keys - 501), (1, 501, 500)]
+        expected = [(LENGTH, LENGTH, None), (501, keys, keys - 501), (1, 501, 500)]
         assert found(given(least, 1200), 500) == expected
+
+
+def test_few_rows_of_which_keys_may_lie_before_the_first():
+    """As many as 128 have a kernel that reads which rows they are."""
+    assert found(given(150, 1200), 127) == [(LENGTH, LENGTH, None), (128, LENGTH, None), (1, 128, 127)]
+    assert found(given(150, 1200), 128) == [(LENGTH, LENGTH, None), (LENGTH, LENGTH, None), (1, 129, 128)]
+
+
+def test_keys_before_the_first_row():
     assert [keys for _, keys, _ in found(given(999, 1200), 500)] == [LENGTH, LENGTH, 501]
 
 

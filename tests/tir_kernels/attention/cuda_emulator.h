@@ -21,6 +21,12 @@ static float rsqrtf(float x) { return 1 / sqrtf(x); }
 
 typedef _Float16 half;
 
+static half __float2half_rn(float x) { return x; }
+
+struct uint4 {
+  uint32_t x, y, z, w;
+};
+
 struct nv_bfloat16 {
   uint16_t bits;
   nv_bfloat16() = default;
