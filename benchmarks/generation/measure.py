@@ -1,5 +1,6 @@
 """One system on one case: made ready at once, checked and timed when it is its turn (models/worker.py)."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 
@@ -36,17 +37,30 @@ def get_ready(
     (case,) = cases
     system, ids = prepare(name, case, device, small), make_prompts(case, device)
     system.call(ids, case.new, None)
-    return {}, lambda: _measured(system, case, ids, small, runs)
+    systems = [system]
+    del system
+    return {}, lambda: _measured(systems, case, ids, small, runs)
 
 
-def _measured(system: System, case: GenerateCase, ids: torch.Tensor, small: bool, runs: int) -> Iterator[dict]:
-    error, half_error = errors(system.call(ids, case.new, None), case, small)
+def _measured(systems: list[System], case: GenerateCase, ids: torch.Tensor, small: bool, runs: int) -> Iterator[dict]:
+    """The row of the one system in a list.
+
+    It is taken out, and its memory given back, before the models are made that its tokens are checked by: its caches
+    may leave no room for them.
+    """
+    system = systems.pop()
+    tokens, variant = system.call(ids, case.new, None), system.variant
     samples = sorted(_sample_us(system, case, ids) for _ in range(runs))
+    del system
+    gc.collect()
+    if ids.is_cuda:
+        torch.cuda.empty_cache()
+    error, half_error = errors(tokens, case, small)
     us = samples[len(samples) // 2]
     fields = {"median_us": us, "wall_us": us, "samples_us": samples, "error": error, "half_error": half_error}
     if case.kind != FIRST:
         fields["tokens_per_s"] = float(f"{case.batch * 1e6 / us:.5g}")
-    yield {"case": case, "variant": system.variant, **fields}
+    yield {"case": case, "variant": variant, **fields}
 
 
 def _sample_us(system: System, case: GenerateCase, ids: torch.Tensor) -> float:

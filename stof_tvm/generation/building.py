@@ -49,6 +49,7 @@ def engines(
     prompt : int or sequence of int, optional
         Lengths that prompts are padded to, from 2 to `max_length`; their engines are built now.  By default every
         prompt fits, is padded by at most a fifth or 64 tokens, and the engine of a length is built at its first prompt.
+        With windows, a prompt longer than the length before its own is computed in part only (docs/generation.md).
     target, mask
         As `build` takes them.  A mask's rows and columns are positions, 0 to `max_length` - 1.
     **options
