@@ -20,7 +20,7 @@ from tir_kernels.errors import UnsupportedError
 aten = torch.ops.aten
 UPDATES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
-LARGE = 1 << 22  # elements of a buffer
+LARGE = 4_000_000  # elements of a buffer
 WRITTEN = "stof.writes_state"  # in a node's meta: it writes a part of a state, whose other elements stay
 
 

@@ -180,6 +180,7 @@ ELSEWHERE = {
     ("stof_tvm/running/shared_tensors.py", 65536): "bytes whose checksum finds equal tensors",
     ("stof_tvm/running/shared_tensors.py", 16384): "the same of tensors that are the beginning of others",
     ("tir_kernels/fusion/group/boxes/box.py", 264): "boxes of a copy: one source, verified once, for every GPU",
+    ("stof_tvm/generation/parts.py", 65536): "tokens of prompts that are computed at once",
 }
 
 
