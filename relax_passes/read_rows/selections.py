@@ -96,13 +96,9 @@ class SelectionFinder:
         return a.index is not None and b.index is not None and same(self.bindings, a.index, b.index)
 
     def _slice(self, call) -> tuple[Selection, Reader] | None:
-        try:
-            taken = sliced_at(call)
-        except NotShardable:
+        if (found := sliced_axis(call)) is None:
             return None
-        if len(taken) != 1:
-            return None
-        ((axis, (first, end, step)),) = taken.items()
+        axis, (first, end, step) = found
         size = shape_of(call.args[0])[axis]
         rows = np.arange(first, end, step)
         return Selection(size, len(rows), rows, None), Reader(call.args[0], Place(Digit(axis, size)))
@@ -163,3 +159,12 @@ class SelectionFinder:
             else:
                 return False
         return False
+
+
+def sliced_axis(call) -> tuple[int, tuple[int, int, int]] | None:
+    """(axis, (first, end, step)) of a strided_slice along one axis; None for another."""
+    try:
+        taken = sliced_at(call)
+    except NotShardable:
+        return None
+    return next(iter(taken.items())) if len(taken) == 1 else None

@@ -11,10 +11,9 @@ import numpy as np
 from tvm import relax
 
 from relax_passes.ir.bindings import Bindings, operator, shape_of, static_shape
-from relax_passes.parallel.placement import NotShardable
-from relax_passes.parallel.rules import sliced_at
 from relax_passes.read_rows.distances import Anchor, Distances
 from relax_passes.read_rows.places import Digit, Place
+from relax_passes.read_rows.selections import sliced_axis
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,9 @@ class RunFinder:
         return list(dict.fromkeys(run.anchor for run in self.found.values()))
 
     def _slice(self, call) -> Run | None:
-        try:
-            taken = sliced_at(call)
-        except NotShardable:
+        if (found := sliced_axis(call)) is None:
             return None
-        if len(taken) != 1:
-            return None
-        ((axis, (first, end, step)),) = taken.items()
+        axis, (first, end, step) = found
         if step != 1 or first >= end:
             return None
         place = Place(Digit(axis, shape_of(call.args[0])[axis]))

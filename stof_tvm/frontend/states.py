@@ -21,6 +21,7 @@ aten = torch.ops.aten
 UPDATES = (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION)
 RETURNED = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 LARGE = 4_000_000  # elements of a buffer
+MOST_ENTRIES = 256  # of a buffer's first axis, that are compared: each takes a wait for a GPU
 WRITTEN = "stof.writes_state"  # in a node's meta: it writes a part of a state, whose other elements stay
 
 
@@ -122,7 +123,8 @@ def _tensor(program, name: str) -> torch.Tensor:
 def _copied(buffer: torch.Tensor) -> torch.Tensor:
     """What a State has of a buffer."""
     buffer = buffer.detach()
-    if buffer.numel() > LARGE and len(buffer) > 1 and all(torch.equal(buffer[0], entry) for entry in buffer[1:]):
+    is_looked_at = buffer.numel() > LARGE and 1 < len(buffer) <= MOST_ENTRIES
+    if is_looked_at and all(torch.equal(buffer[0], entry) for entry in buffer[1:]):
         return buffer[:1].to("cpu", copy=True).contiguous().expand(buffer.shape)
     return buffer.to("cpu", copy=True).contiguous()
 
