@@ -190,7 +190,8 @@ class Generator:
         ids : torch.Tensor
             int64 (batch, tokens): sequences from position 0 on.
         lengths : torch.Tensor
-            int64 (batch,): how many tokens each has.
+            int64 (batch,): how many tokens each has, the longest as many as there are columns: rows of a window are
+            counted from there.
 
         Raises
         ------
