@@ -1,7 +1,8 @@
 """Fits the time model of the CUDA matrix-product kernels to sweeps, and prints how far its choices are from the best.
 
 fit:   python benchmarks/fit_gemm_model.py            to results/nvidia-h200/gemm_configurations.json
-keep:  python benchmarks/fit_gemm_model.py --add SWEEP.json …        rows of `gpu_gemm_sweep.py` into that file
+keep:  python benchmarks/fit_gemm_model.py --add SWEEP.json …        rows of `gpu_gemm_sweep.py`, or of
+       `gpu_products.py --all-configs`, into that file
 
 Clocks make sweeps differ by up to 17 %: fitted are times relative to others of the same sweep and problem, and with
 less weight the times themselves.  The regret of a choice is its time over that of the best that was timed beside it.
@@ -9,9 +10,11 @@ Coefficients are fitted to all problems, and to each half of them for the regret
 """
 
 import argparse
+import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -20,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np  # noqa: E402
 from scipy.optimize import least_squares  # noqa: E402
 
+from benchmarks.products.cases import ProductCase
 from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED  # noqa: E402
@@ -120,13 +124,21 @@ def keep(paths: list[Path]) -> None:
     entries = json.loads(ROWS.read_text()) if ROWS.exists() else []
     for path in paths:
         groups = {}
-        for row in json.loads(path.read_text()):
-            if row["template"] == "gemm" and "us" in row:
-                problem = asdict(eval(row["problem"], {"GemmProblem": GemmProblem, "Step": Step}))
-                key = json.dumps({name: problem[name] for name in ("m", "n", "k", "dtype", "steps", "w_layout")})
-                groups.setdefault(key, {})[row["label"]] = round(row["us"], 3)
+        for problem, times in itertools.chain.from_iterable(map(_times_of, json.loads(path.read_text()))):
+            fields = asdict(problem)
+            key = json.dumps({name: fields[name] for name in ("m", "n", "k", "dtype", "steps", "w_layout")})
+            groups.setdefault(key, {}).update(times)
         entries += [{"sweep": path.stem, "problem": json.loads(key), "us": times} for key, times in groups.items()]
     ROWS.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
+
+
+def _times_of(row: dict) -> Iterator[tuple[GemmProblem, dict[str, float]]]:
+    """The problem of a row and times by the label of the configuration, where it has some of this template."""
+    if row.get("template") == "gemm" and "us" in row:
+        yield eval(row["problem"], {"GemmProblem": GemmProblem, "Step": Step}), {row["label"]: round(row["us"], 3)}
+    elif "medians_us" in row:
+        labels = {name.removeprefix("gemm "): us for name, us in row["medians_us"].items() if name.startswith("gemm ")}
+        yield ProductCase.from_row(row).problem, labels
 
 
 def main():

@@ -178,7 +178,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return ""
     if instruction == "cp.async.mbarrier.arrive.noinc.shared::cta.b64":
         return f"cp_async_arrive({names[0]});"
-    if instruction == "mbarrier.arrive.release.cluster.shared::cluster.b64":
+    if instruction == "mbarrier.arrive.shared::cluster.b64":
         return f"mbarrier_arrive({', '.join(names)});"
     if instruction.startswith("mbarrier."):
         function = instruction.removesuffix(".shared::cta.b64").replace("arrive.expect_tx", "expect").replace(".", "_")

@@ -192,7 +192,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
             if thread % 32 < 2:
                 theirs = T.alloc_local([1], "uint32")
                 T.ptx["mapa.shared::cluster.u32"](theirs[0], barrier(base, state[2], 1), T.cast(thread % 32, "uint32"))
-                T.ptx["mbarrier.arrive.release.cluster.shared::cluster.b64"](theirs[0], T.uint32(1))
+                T.ptx["mbarrier.arrive.shared::cluster.b64"](theirs[0], T.uint32(1))
         elif thread % 32 == 0:
             T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
 

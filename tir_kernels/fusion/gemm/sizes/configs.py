@@ -136,9 +136,19 @@ _TMA = (
     (64, 192, 64, 4, 2, 6),
     (128, 96, 64, 8, 1, 6),
     (128, 192, 64, 8, 1, 5),
+    (128, 160, 64, 8, 1, 6),
+    (192, 128, 64, 12, 1, 4),
+    (192, 192, 64, 12, 1, 4),
 )
 _CLUSTERS = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
-_TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6))
+_TMA_SETS = (
+    (128, 128, 64, 4, 1, 6),
+    (64, 256, 64, 4, 1, 4),
+    (128, 112, 64, 4, 1, 6),
+    (64, 160, 64, 4, 1, 7),
+    (64, 192, 64, 4, 1, 6),
+    (192, 96, 64, 4, 1, 6),
+)
 MEASURED = frozenset(
     [GemmConfig(*sizes) for sizes in _MMA]
     + [GemmConfig(*sizes, warpgroup=True) for sizes in _WGMMA]
@@ -147,7 +157,7 @@ MEASURED = frozenset(
     + [GemmConfig(*sizes, warpgroup=True, tma=True, sets=2) for sizes in _TMA_SETS]
 )
 BLOCK_K = (32, 64)
-STAGES = (2, 3, 4, 5, 6, 8, 12)
+STAGES = (2, 3, 4, 5, 6, 7, 8, 12)
 # The same in float32, whose elements are twice as large: tiles that spill no register in either mode.  None was timed:
 # the time model ranks them all.
 FLOAT32_TILES = (
