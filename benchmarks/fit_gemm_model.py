@@ -36,7 +36,7 @@ COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA}
 # Those of mma.sync were fitted to products with norms as well, and stay.
 FREE = {
     "wgmma": ("start", "product", "shared", "wait", "copy", "element", "merge", "read", "soft"),
-    "tma": ("start", "product", "wait", "copy", "element", "merge", "read", "soft", "again"),
+    "tma": ("start", "product", "shared", "wait", "copy", "element", "merge", "read", "soft", "again"),
 }
 ABSOLUTE = 0.3  # weight of a group's mean error, beside that of the errors within the group
 NEAR_BEST = 0.25  # a configuration that is slower than the best by this share weighs 1/e of the best

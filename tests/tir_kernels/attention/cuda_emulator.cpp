@@ -420,19 +420,9 @@ void wgmma_wait(size_t still_running) {
   }
 }
 
-static void must_run(const Cta& cta) {
-  if (std::all_of(cta.threads.begin(), cta.threads.end(), [](const Thread& t) { return t.done; }))
-    fail("the shared memory of a CTA that has ended is written");
-}
-
 static MemoryBarrier& memory_barrier(uint32_t address) {
-  uint32_t owner = address >> RANK_SHIFT;
-  address &= (1 << RANK_SHIFT) - 1;
-  if (owner > cluster.size()) fail("a barrier of a CTA outside of the cluster");
-  Cta& cta = owner ? cluster[owner - 1] : *self;
-  if (!cta.memory_barriers.count(address)) fail("no barrier was initialized at this address");
-  if (owner) must_run(cta);
-  return cta.memory_barriers[address];
+  if (!self->memory_barriers.count(address)) fail("no barrier was initialized at this address");
+  return self->memory_barriers[address];
 }
 
 void mbarrier_init(uint32_t address, uint32_t count) {
@@ -522,21 +512,6 @@ void copy_box(uint32_t to, const void* map, std::initializer_list<int> first, ui
       }
     }
   });
-}
-
-// The same to each CTA of the cluster whose bit is set: each has the copy at this address, and its barrier completes.
-void copy_box(uint32_t to, const void* map, std::initializer_list<int> first, uint32_t barrier, uint32_t ctas) {
-  if (ctas >> cluster.size()) fail("a copy to a CTA outside of the cluster");
-  Cta* own = self;
-  for (size_t rank = 0; rank < cluster.size(); ++rank) {
-    if (!(ctas >> rank & 1)) continue;
-    must_run(cluster[rank]);
-    self = &cluster[rank];
-    shared_memory = self->shared_memory;
-    copy_box(to, map, first, barrier);
-    self = own;
-    shared_memory = self->shared_memory;
-  }
 }
 
 void copy_line(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {

@@ -93,7 +93,6 @@ void mbarrier_arrive(uint32_t address, uint32_t count);
 void mbarrier_expect(uint32_t address, uint32_t bytes);
 void mbarrier_wait(uint32_t address, int parity);
 void copy_box(uint32_t to, const void* map, std::initializer_list<int> first, uint32_t barrier);
-void copy_box(uint32_t to, const void* map, std::initializer_list<int> first, uint32_t barrier, uint32_t ctas);
 void copy_line(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier);
 uint32_t atomic_increment(const void* address, uint32_t limit);
 

@@ -166,8 +166,6 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"wgmma_wait({operands});"
     if instruction.startswith("fence.proxy.async"):
         return "fence_async();"
-    if instruction == "fence.mbarrier_init.release.cluster":
-        return ""
     if instruction in ("bar.sync", "bar.arrive"):
         return f"{instruction.replace('.', '_')}({', '.join(names)});"
     if instruction.startswith("barrier.cluster."):
@@ -178,15 +176,12 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return ""
     if instruction == "cp.async.mbarrier.arrive.noinc.shared::cta.b64":
         return f"cp_async_arrive({names[0]});"
-    if instruction == "mbarrier.arrive.shared::cluster.b64":
-        return f"mbarrier_arrive({', '.join(names)});"
     if instruction.startswith("mbarrier."):
         function = instruction.removesuffix(".shared::cta.b64").replace("arrive.expect_tx", "expect").replace(".", "_")
         return f"{function}({', '.join(names)});"
     if re.match(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::cluster\.global\.tile\.", instruction):
-        mask = f", {names.pop()}" if instruction.endswith(".multicast::cluster") else ""
         to, tensor_map, *first, barrier = names
-        return f"copy_box({to}, {tensor_map}, {{{', '.join(first)}}}, {barrier}{mask});"
+        return f"copy_box({to}, {tensor_map}, {{{', '.join(first)}}}, {barrier});"
     if instruction.startswith("cp.async.bulk.shared::cluster.global.mbarrier::"):
         return f"copy_line({', '.join(names)});"
     if instruction == "cp.async.commit_group":

@@ -100,6 +100,6 @@ def assert_emulated(template, problem, config, folder, runs=1):
     g = GemmGeometry(problem, config)
     inputs = make_inputs(problem)
     ctas = ctas_of(g)
-    cluster = config.splits if g.in_clusters else 1 + getattr(config, "pair", False)
+    cluster = config.splits if g.in_clusters else 1
     actual = run_emulated(template, problem, config, inputs, ctas, g.threads, g.shared_bytes, folder, runs, cluster)
     assert_close(problem, actual, fusion_reference(problem, *(x.double() for x in inputs)))

@@ -12,7 +12,6 @@ import tvm
 from tvm.script import tirx as T
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.arrival import cluster_sync, leave_together
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
@@ -25,6 +24,28 @@ from tir_kernels.fusion.gemm.tma import pipeline, tensor_maps
 from tir_kernels.fusion.gemm.vector import vector_functions
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import VECTOR, Words, match_operands
+
+
+@T.inline
+def cluster_sync():
+    """A barrier of the cluster: after it, every CTA can read what any of them wrote before.
+
+    It counts every thread of every CTA of the cluster, including those that copy and those that idle, one by one: warps
+    need not be converged.
+    """
+    T.ptx["barrier.cluster.arrive.release"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
+
+
+@T.inline
+def leave_together():
+    """A barrier before the end: no CTA ends while another CTA of its cluster reads its shared memory.
+
+    It waits for no stores, since nothing has to become visible.  A thread's reads are over when it arrives, because the
+    results that it stored depend on them.
+    """
+    T.ptx["barrier.cluster.arrive.relaxed"]()
+    T.ptx["barrier.cluster.wait.acquire"]()
 
 
 def shared_sums(g: GemmGeometry):

@@ -3,8 +3,7 @@
 As many CTAs as run at once take the tiles of the product in turn.  In each CTA, one thread of a separate warpgroup
 starts all copies.  The other warpgroups multiply and run the epilogue.  They wait only for copies, not for each other,
 so one is at most `stages` blocks of k ahead of another.  The next tile's copies are under way during an epilogue; if
-sets of warps take tiles in turn, so are its products.  Two CTAs may be a pair, a cluster with tiles one below the
-other: each copies half of w's tile, and the copy arrives in both.
+sets of warps take tiles in turn, so are its products.
 
 TVM's MBarrier and PipelineState are not used.  MBarrier takes barriers from a pool and addresses them by 64-bit
 pointers; here barriers lie beside the tiles, at 32-bit addresses from one base.  PipelineState advances by one block;
@@ -19,7 +18,6 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
-from tir_kernels.cuda.arrival import cluster_sync, leave_together
 from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
@@ -36,8 +34,6 @@ from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
 
 COPY = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"  # of a tensor's rank
-COPY_TO_BOTH = COPY.format(2) + ".multicast::cluster"
-BOTH = 0b11  # the CTAs of a pair, as a mask
 # Arguments of the driver's cuTensorMapEncodeTiled.
 NO_INTERLEAVE, SWIZZLE_128B, PROMOTE_128B, ZERO_FILL = 0, 3, 2, 0
 
@@ -52,15 +48,14 @@ def tensor_map_fields(shape: tuple[int, ...], box: tuple[int, ...]) -> tuple[int
 
 def boxes(g: GemmGeometry) -> dict[str, tuple[int, int]]:
     """(rows, columns) that one copy of a and one of w transfers: as many columns as the swizzle spans."""
-    return {"a": (g.config.block_m, PANEL), "w": (g.w_tile.rows // (1 + g.config.pair), PANEL)}
+    return {"a": (g.config.block_m, PANEL), "w": (g.w_tile.rows, PANEL)}
 
 
 def grid_size(g: GemmGeometry, gpu: GPU) -> int:
     """CTAs of the grid on a GPU: as many as run at once, at most one a tile; with clusters, one for each split."""
     if g.in_clusters:
         return g.ctas
-    each = 1 + g.config.pair
-    return min(g.ctas, g.ctas_per_multiprocessor * gpu.multiprocessors // each * each)
+    return min(g.ctas, g.ctas_per_multiprocessor * gpu.multiprocessors)
 
 
 def tensor_maps(g: GemmGeometry, a, w) -> list:
@@ -86,20 +81,19 @@ def encoded_maps(dtype: str, **operands) -> list:
 def pipeline(g: GemmGeometry, writers: int = 0):
     """Functions of the two sides of the stages: `produce` copies a tile's blocks of k to them, `consume` multiplies.
 
-    `initialize(base, thread)` readies the barriers for the CTA, or for its pair.  `produce`, `consume`, `pass_by` and
-    `skip` advance `state`.  `produce` takes the place of the matrix in w, where w's map has more dimensions than a
-    matrix, and in a pair the CTA's `rank`.  Where threads write a's tile (grouped/gather.py), `writers` of their
-    arrivals complete a stage, too; they use `barrier`, `advance` and `copy_w`.
+    `initialize(base, thread)` readies the barriers for the CTA.  `produce`, `consume`, `pass_by` and `skip` advance
+    `state`.  `produce` takes the place of the matrix in w, where w's map has more dimensions than a matrix.  Where
+    threads write a's tile (grouped/gather.py), `writers` of their arrivals complete a stage, too; they use `barrier`,
+    `advance` and `copy_w`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier completes when both operands have
-    arrived, its second one when every warp that multiplies has read them, those of both CTAs of a pair.  Each set of
-    warps has one more barrier, which completes when the other set waits for no more copies.  It is needed because only
-    the parity of a phase is tested: a thread that waits for a phase must know that it is the next one.
+    arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
+    which completes when the other set waits for no more copies.  It is needed because only the parity of a phase is
+    tested: a thread that waits for a phase must know that it is the next one.
     """
     config, stages, sets = g.config, g.config.stages, g.config.sets
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
-    n_rows, pair = g.problem.w_layout == "nk", config.pair
-    half_rows = g.w_tile.rows // 2
+    n_rows = g.problem.w_layout == "nk"
 
     def state():
         made = IRBuilder.name("state", T.alloc_local([3], "int32"))
@@ -125,17 +119,12 @@ def pipeline(g: GemmGeometry, writers: int = 0):
         if thread == 0:
             for i in T.unroll(stages):
                 T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1 + writers))
-                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps * (1 + pair)))
+                T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
             if sets == 2:
                 for i in T.unroll(2):
                     T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 2), T.uint32(config.warps))
             T.ptx["fence.proxy.async.shared::cta"]()
-            if pair:
-                T.ptx["fence.mbarrier_init.release.cluster"]()
-        if pair:
-            cluster_sync()
-        else:
-            T.cuda.cta_sync()
+        T.cuda.cta_sync()
 
     @T.inline
     def copy_w(stage, w_map, depth, column, place, full):
@@ -156,19 +145,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
                 )
 
     @T.inline
-    def copy_half(stage, w_map, depth, column, rank, full):
-        """Copy a CTA's half of a block of w to the stages of both CTAs of its pair."""
-        T.ptx[COPY_TO_BOTH](
-            address(stage + g.a_tile.size + rank * (half_rows * g.w_tile.pitch)),
-            T.address_of(w_map),
-            depth,
-            column + rank * half_rows,
-            full,
-            T.uint16(BOTH),
-        )
-
-    @T.inline
-    def produce(state, base, a_map, w_map, row, column, first, blocks, place=(), rank=None):
+    def produce(state, base, a_map, w_map, row, column, first, blocks, place=()):
         matrix = T.meta_var(matrix_row(g, row))
         after = T.meta_var(lambda index: index if matrix is None else matrix + index)
         for block in T.serial(blocks):
@@ -178,9 +155,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
             depth = T.meta_var((first + block) * config.block_k)
             T.ptx[COPY.format(2)](address(stage), T.address_of(a_map), depth, row, full)
-            if pair:
-                copy_half(stage, w_map, depth, column, rank, full)
-            elif n_rows:
+            if n_rows:
                 copy_w(stage, w_map, depth, after(column), place, full)
             else:
                 copy_w(stage, w_map, after(depth), column, place, full)
@@ -188,12 +163,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
 
     @T.inline
     def release(state, base, thread):
-        if pair:
-            if thread % 32 < 2:
-                theirs = T.alloc_local([1], "uint32")
-                T.ptx["mapa.shared::cluster.u32"](theirs[0], barrier(base, state[2], 1), T.cast(thread % 32, "uint32"))
-                T.ptx["mbarrier.arrive.shared::cluster.b64"](theirs[0], T.uint32(1))
-        elif thread % 32 == 0:
+        if thread % 32 == 0:
             T.ptx["mbarrier.arrive.shared::cta.b64"](barrier(base, state[2], 1), T.uint32(1))
 
     @T.inline
@@ -265,14 +235,6 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
     grid = grid_size(g, gpu)
     registers = consumer_registers(g.threads, g.ctas_per_multiprocessor)
     trades_registers = registers > even_registers(g.threads, g.ctas_per_multiprocessor)
-    together = 1 + config.pair  # CTAs that take tiles together
-    units, n_units, n_groups = (g.pairs if config.pair else g), g.ctas // together, grid // together
-
-    def group_of(cta):
-        return cta // together if config.pair else cta
-
-    def first_row(tile, rank):
-        return row_of(units, tile[0]) + (rank * config.block_m if config.pair else 0)
 
     @T.jit(private=True)
     def kernel(
@@ -297,27 +259,20 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
         cta = T.cta_id([grid])
-        if config.pair:
-            rank = T.cta_id_in_cluster([together])
-        else:
-            rank = T.meta_var(None)
         thread = T.thread_id([g.threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
         state = T.meta_var(stages.state())
         stages.initialize(base, thread)
-        tiles = (n_units + n_groups - 1 - group_of(cta)) // n_groups
+        tiles = (g.ctas + grid - 1 - cta) // grid
         if thread >= sets * set_threads:
             if trades_registers:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
             if thread == sets * set_threads:
                 for i in T.serial(tiles):
-                    tile = T.meta_var(tile_of(units, group_of(cta) + i * n_groups))
-                    row = T.meta_var(first_row(tile, rank))
+                    tile = T.meta_var(tile_of(g, cta + i * grid))
+                    row = T.meta_var(row_of(g, tile[0]))
                     column = T.meta_var(tile[1] * config.block_n)
-                    stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks, rank=rank)
-            if config.pair:
-                T.cuda.warp_sync()
-                leave_together()
+                    stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks)
         else:
             if trades_registers:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
@@ -333,8 +288,8 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
                 normed = T.meta_var(None)
             stages.skip(state, own_set * g.k_blocks)
             for i in T.serial((tiles + (sets - 1) - own_set) // sets):
-                tile = T.meta_var(tile_of(units, group_of(cta) + (i * sets + own_set) * n_groups))
-                row = first_row(tile, rank)
+                tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
+                row = row_of(g, tile[0])
                 column = tile[1] * config.block_n
                 finish.begin(row_words, operands, own_thread, row, column, kept, normed)
                 if problem.row_norm is not None:
@@ -345,8 +300,6 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
                 staging = base + own_set * (config.warps * g.staging_bytes)
                 finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, kept, normed)
                 stages.skip(state, (sets - 1) * g.k_blocks)
-            if config.pair:
-                leave_together()
 
     absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
     absent += ["statistics_handle"] * (not problem.statistics)

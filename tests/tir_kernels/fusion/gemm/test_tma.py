@@ -114,43 +114,6 @@ def test_gated_products_of_few_rows(sizes, rows, tmp_path):
     assert_emulated(gemm_cuda, given, config(*sizes), tmp_path)
 
 
-@needs_gxx
-@pytest.mark.parametrize(
-    "sizes, sets, rows, multiprocessors",
-    [
-        ((64, 64, 64, 4, 1, 4), 1, 200, 5),  # its second pair has two tiles, the last of which has no rows
-        ((64, 64, 64, 4, 1, 4), 2, 330, 2),
-        ((128, 96, 64, 8, 1, 3), 1, 300, 4),
-        ((64, 128, 64, 4, 1, 3), 2, 64, 8),
-    ],
-)
-def test_pairs_copy_half_of_w_each(sizes, sets, rows, multiprocessors, monkeypatch, tmp_path):
-    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=multiprocessors)])
-    given = problem(rows, 264, 328, "bfloat16", (BIAS, RESIDUAL))
-    assert_emulated(gemm_cuda, given, config(*sizes, sets=sets, pair=True), tmp_path)
-
-
-@needs_gxx
-def test_pairs_of_gated_products(monkeypatch, tmp_path):
-    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=3)])
-    given = problem(330, 200, 136, "bfloat16", (RESIDUAL,), gate="silu", gate_bias=True)
-    assert_emulated(gemm_cuda, given, config(128, 128, 64, 4, 1, 4, sets=2, pair=True), tmp_path)
-
-
-def test_pairs_are_of_one_matrix_with_rows_along_k():
-    def is_legal(pair=True, sizes=(128, 128, 64, 8, 1, 4), **rest):
-        return legal(GemmGeometry(problem(512, 768, 768, **rest), config(*sizes, pair=pair)), SHARED_LIMIT)
-
-    assert is_legal() and is_legal(sizes=(128, 112, 64, 8, 1, 4))
-    assert not is_legal(w_layout="kn") and is_legal(w_layout="kn", pair=False)
-    assert not is_legal(batch=4) and is_legal(batch=4, pair=False)
-    assert not is_legal(sizes=(64, 64, 64, 4, 1, 4, 2))  # two clusters in one
-    assert not is_legal(sizes=(128, 72, 64, 8, 1, 4)) and is_legal(sizes=(128, 72, 64, 8, 1, 4), pair=False)
-    assert not legal(
-        GemmGeometry(problem(512, 768, 768), GemmConfig(64, 64, 64, 4, 1, 4, warpgroup=True, pair=True)), SHARED_LIMIT
-    )
-
-
 def test_no_columns_of_w_beyond_a_panel_and_no_norms():
     narrow = (128, 96, 64, 8, 1, 4)
     assert legal(GemmGeometry(problem(512, 768, 768), config(*narrow)), SHARED_LIMIT)

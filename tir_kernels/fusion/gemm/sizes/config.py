@@ -13,7 +13,6 @@ class GemmConfig:
     copies, by the tensor memory accelerator, and each CTA computes one tile after another.  With two `sets` of
     warps_m × warps_n warps, the sets take a CTA's tiles in turn: one multiplies during the other's epilogue.  With
     `tma` and splits of k, the CTAs of a tile are a cluster and take no second tile; each finishes a share of the tile.
-    With `tma` and `pair`, two CTAs with tiles one below the other are a cluster, and each copies half of w for both.
     """
 
     block_m: int
@@ -26,7 +25,6 @@ class GemmConfig:
     warpgroup: bool = False
     tma: bool = False
     sets: int = 1
-    pair: bool = False
 
     @property
     def warps(self) -> int:
@@ -38,7 +36,7 @@ class GemmConfig:
         """The configuration as reports show it: "128x128x32 2x2 warps 3 stages"."""
         text = f"{self.block_m}x{self.block_n}x{self.block_k} {self.warps_m}x{self.warps_n} warps {self.stages} stages"
         text += " wgmma" * self.warpgroup + " tma" * self.tma
-        text += f" {self.sets} sets" * (self.sets > 1) + " pair" * self.pair
+        text += f" {self.sets} sets" * (self.sets > 1)
         return text if self.splits == 1 else f"{text} {self.splits} splits"
 
     @property
@@ -46,5 +44,4 @@ class GemmConfig:
         """The tile sizes as part of a kernel's name."""
         sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages, self.splits)
         kind = "_wgmma" * self.warpgroup + "_tma" * self.tma + f"_{self.sets}_sets" * (self.sets > 1)
-        kind += "_pair" * self.pair
         return "x".join(map(str, sizes)) + kind

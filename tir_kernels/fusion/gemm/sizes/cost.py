@@ -16,10 +16,11 @@ CTAs run in waves; the last wave may have fewer residents.  Added to the waves a
 
 With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles, one after another, and
 
-    block    = max(products, waiting, the time of a copy / stages)
-    waves    = rounds * (blocks * block + elements * epilogue) + start
+    block    = max(products and what they read of shared memory, waiting, the time of a copy / stages)
+    tile     = blocks * block + elements of a warp * epilogue
+    waves    = rounds * tile + start
 
-Half of the epilogue is hidden if CTAs or sets of warps take turns.  If a tile's splits are a cluster, each of its CTAs
+If CTAs or sets of warps take turns, a tile takes half of that, but no less than its products.  If a tile's splits are a cluster, each of its CTAs
 has a share of the epilogue, and merge is the wait for the other CTAs and the reading of all splits' sums of that share.
 
 Several CTAs may read the same part of the larger operand before it is in the L2 cache: a share of these reads is added
@@ -45,7 +46,7 @@ from tir_kernels.fusion.gemm.sizes.geometry import (
 )
 from tir_kernels.fusion.problem import GemmProblem, Step
 
-OVERLAPPED = 0.5  # the share of an epilogue that takes time although other warps multiply meanwhile
+TMA_WARPS = 8  # of a tile, for which `element` holds where a tile's warps store one part after another
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Coefficients:
     launch: float
     start: float
     product: float  # for each multiply-add
-    shared: float  # for each byte that goes to shared memory or that a warp reads from it
+    shared: float  # for each byte that goes to shared memory or that a warp reads from it; with TMA, that it reads
     wait: float  # latency of a block
     copy: float  # latency of a copy
     element: float  # of the epilogue, for each element
@@ -103,16 +104,16 @@ FITTED_WGMMA = replace(
 )
 FITTED_TMA = replace(
     FITTED,
-    start=2.04,
-    product=3.42e-7,
-    shared=0.0,
-    wait=0.116,
-    copy=0.377,
-    element=5.05e-5,
-    merge=0.0171,
-    read=5.19e-5,
-    soft=1.77,
-    again=0.156,
+    start=1.96,
+    product=2.66e-7,
+    shared=2.34e-6,
+    wait=0.15,
+    copy=0.107,
+    element=5.87e-5,
+    merge=0.0143,
+    read=6.7e-5,
+    soft=2.54,
+    again=0.17,
 )
 
 
@@ -178,8 +179,8 @@ class Model:
         rows = g.warp_m
         if config.warpgroup:  # an instruction reads 64 rows of a and all columns
             readers, rows = config.warps // GROUP_WARPS * g.row_tiles, GROUP_WARPS * MMA_ROWS
-        reads = readers * (rows + g.warp_n) * config.block_k * g.element_bytes
-        self.shared = reads + g.stage_bytes
+        self.reads = readers * (rows + g.warp_n) * config.block_k * g.element_bytes
+        self.shared = self.reads + g.stage_bytes
         self.ahead = min(config.stages - 1, self.blocks)
         self.elements: float = config.block_m * config.block_n
         self.splits = config.splits
@@ -214,10 +215,13 @@ class Model:
 
     def _rounds(self, c: Coefficients) -> float:
         together = min(self.resident * self.config.sets, self.tiles)
-        block = soft_max(c.soft, c.product * self.products, c.wait, c.copy / self.config.stages)
-        epilogue = c.element * self.elements * (OVERLAPPED if together > 1 else 1)
+        work = c.product * self.products + c.shared * self.reads
+        products = self.blocks * soft_max(c.soft, work, c.wait, c.copy / self.config.stages)
+        tile = products + c.element * self.elements * TMA_WARPS / self.config.warps
+        if together > 1:
+            tile = soft_max(c.soft, products, tile / 2)
         merge = (c.merge + c.read * self.merged) * (self.splits > 1)
-        return self.tiles * (self.blocks * block + epilogue + merge) + c.start
+        return self.tiles * (tile + merge) + c.start
 
 
 def predict_gemv_us(problem, gpu: GPU) -> float:

@@ -114,14 +114,8 @@ class GemmGeometry:
 
     @property
     def part_tiles(self) -> int:
-        """Tiles along m that are multiplied by the same matrix of w; of pairs, the last tile may have no rows."""
-        together = 1 + self.config.pair
-        return -(-self.problem.rows // (together * self.config.block_m)) * together
-
-    @cached_property
-    def pairs(self) -> "GemmGeometry":
-        """The geometry whose tiles are those of two CTAs of a pair."""
-        return GemmGeometry(self.problem, replace(self.config, block_m=2 * self.config.block_m, pair=False))
+        """Tiles along m that are multiplied by the same matrix of w."""
+        return -(-self.problem.rows // self.config.block_m)
 
     @property
     def n_tiles(self) -> int:
@@ -151,7 +145,7 @@ class GemmGeometry:
     @property
     def m_ends(self) -> bool:
         """Whether the last tile along m has rows that do not exist; in a batch it overlaps with the one before."""
-        return self.problem.batch == 1 and self.problem.m % (self.config.block_m * (1 + self.config.pair)) != 0
+        return self.problem.batch == 1 and self.problem.m % self.config.block_m != 0
 
     @property
     def n_ends(self) -> bool:
@@ -391,8 +385,6 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
             return False
     if g.config.sets > 1 + g.config.tma:
         return False
-    if g.config.pair and not _may_be_pair(g):
-        return False
     if g.problem.batch > 1:
         # Blocks of k that end past a matrix with rows along k would read the next one.
         fits = g.problem.rows >= g.config.block_m and (g.problem.w_layout == "nk" or not g.k_ends)
@@ -417,12 +409,6 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
             return False
     return divides and g.shared_bytes <= shared_limit and g.ctas_per_multiprocessor > 0
-
-
-def _may_be_pair(g: GemmGeometry) -> bool:
-    """Whether each of two CTAs can copy half of w's tile, rows that are whole in the swizzle's pattern of eight."""
-    one_matrix = g.problem.batch == 1 and g.problem.w_layout == "nk"
-    return g.config.tma and g.config.splits == 1 and one_matrix and g.config.block_n % 16 == 0
 
 
 def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:
