@@ -2,7 +2,8 @@
 
 fit:   python benchmarks/fit_gemm_model.py            to results/nvidia-h200/gemm_configurations.json
 keep:  python benchmarks/fit_gemm_model.py --add SWEEP.json …        rows of `gpu_gemm_sweep.py`, or of
-       `gpu_products.py --all-configs`, into that file
+       `gpu_products.py --all-configs`, into that file; with --weight 0.1 they count less, for what is timed one after
+       another has an order at the power limit that is not that of what is timed in turns
 
 Clocks make sweeps differ by up to 17 %: fitted are times relative to others of the same sweep and problem, and with
 less weight the times themselves.  The regret of a choice is its time over that of the best that was timed beside it.
@@ -58,16 +59,16 @@ def parse_label(label: str) -> GemmConfig:
 
 
 class Group:
-    """Configurations of one problem that were timed in one sweep."""
+    """Configurations of one problem that were timed in one sweep, which counts with a weight."""
 
-    def __init__(self, problem: dict, times: dict[str, float]):
+    def __init__(self, problem: dict, times: dict[str, float], weight: float = 1.0):
         steps = tuple(Step(**step) for step in problem["steps"])
         self.problem = GemmProblem(**(problem | {"steps": steps}))
         self.label = f"{self.problem.m}×{self.problem.n}×{self.problem.k}"
         self.configs = [parse_label(label) for label in times]
         self.models = [Model(GemmGeometry(self.problem, config), H200) for config in self.configs]
         self.us = np.array(list(times.values()))
-        self.weights = np.maximum(np.exp((1 - self.us / self.us.min()) / NEAR_BEST), LEAST_WEIGHT)
+        self.weights = weight * np.maximum(np.exp((1 - self.us / self.us.min()) / NEAR_BEST), LEAST_WEIGHT)
 
     def predicted(self, coefficients) -> np.ndarray:
         return np.array([m.us(coefficients[kind_of(c)]) for m, c in zip(self.models, self.configs)])
@@ -119,8 +120,9 @@ def describe(what: str, found: dict[Group, float]) -> str:
     return f"{what:<44} {mean - 1:6.1%} in the geometric mean of {len(found)}, {found[worst] - 1:.0%} at {worst.label}"
 
 
-def keep(paths: list[Path]) -> None:
+def keep(paths: list[Path], weight: float) -> None:
     """Adds sweeps' rows of products without a norm to `ROWS`, one entry a sweep and problem."""
+    more = {"weight": weight} if weight != 1 else {}
     entries = json.loads(ROWS.read_text()) if ROWS.exists() else []
     for path in paths:
         groups = {}
@@ -128,7 +130,9 @@ def keep(paths: list[Path]) -> None:
             fields = asdict(problem)
             key = json.dumps({name: fields[name] for name in ("m", "n", "k", "dtype", "steps", "w_layout")})
             groups.setdefault(key, {}).update(times)
-        entries += [{"sweep": path.stem, "problem": json.loads(key), "us": times} for key, times in groups.items()]
+        entries += [
+            {"sweep": path.stem, "problem": json.loads(key), "us": times} | more for key, times in groups.items()
+        ]
     ROWS.write_text("[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n")
 
 
@@ -144,11 +148,13 @@ def _times_of(row: dict) -> Iterator[tuple[GemmProblem, dict[str, float]]]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--add", nargs="+", type=Path, help="sweeps whose rows are kept")
+    parser.add_argument("--weight", type=float, default=1.0, help="how much they count")
     options = parser.parse_args()
     if options.add:
-        keep(options.add)
+        keep(options.add, options.weight)
         return
-    groups = [Group(entry["problem"], entry["us"]) for entry in json.loads(ROWS.read_text())]
+    entries = json.loads(ROWS.read_text())
+    groups = [Group(entry["problem"], entry["us"], entry.get("weight", 1.0)) for entry in entries]
     fitted = fit(groups, COMMITTED)
     problems = list(dict.fromkeys(g.label for g in groups))
     halves = [[g for g in groups if problems.index(g.label) % 2 == i] for i in range(2)]

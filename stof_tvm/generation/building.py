@@ -13,6 +13,7 @@ from stof_tvm.compiler import build
 from stof_tvm.generation import parts
 from stof_tvm.generation.buckets import buckets_to, checked
 from stof_tvm.generation.decoder import Decoder
+from stof_tvm.generation.frequencies import refuse_other_states, refuse_switches
 from stof_tvm.generation.generator import Generator, Sizes
 from stof_tvm.generation.masks_of_positions import depends_on_entry, masks_of_positions, windows_of_layers
 from stof_tvm.generation.positions import mask_functions
@@ -69,6 +70,7 @@ def engines(
             raise TypeError(f"engines() got an unexpected keyword argument {name!r}")
     _check_model(model)
     _check_sizes(model, max_length, batch)
+    refuse_switches(model, max_length)
     buckets = buckets_to(max_length) if prompt is None else checked(prompt, max_length)
     shapes, dtype, functions = _caches(model, batch, max_length)
     own = {path: function for path, function in functions.items() if function is not None}
@@ -93,7 +95,8 @@ def engines(
             lazy=True,
             **options,
         )
-        lazy.engine_for(*call)  # type: ignore[attr-defined]  # it is a RangeEngine
+        engine = lazy.engine_for(*call)  # type: ignore[attr-defined]  # it is a RangeEngine
+        refuse_other_states(model, [state.name for state in engine.signature.states])
         return cast(RangeEngine, lazy)
 
     try:

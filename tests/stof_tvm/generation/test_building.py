@@ -155,3 +155,51 @@ def test_engines_for_gpus_are_built_without_one(tmp_path):
     found._step.save(tmp_path / "step.stof")
     (site,) = found._step.report().rewritten
     assert site.shape.has_positions and "causal()" in str(site)
+
+
+def rotary(kind, original=32, **more):
+    """A LLaMA whose rotary frequencies may change after `original` tokens."""
+    torch.manual_seed(0)
+    half = SIZES["hidden_size"] // SIZES["num_attention_heads"] // 2
+    factors = {"short_factor": [1.0] * half, "long_factor": [4.0] * half} if kind == "longrope" else {"factor": 4.0}
+    table = {"rope_type": kind, "rope_theta": 1e4, "original_max_position_embeddings": original, **factors, **more}
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_hidden_layers": 1}, rope_parameters=table)).eval()
+
+
+@pytest.mark.parametrize(
+    "kind, told", [("longrope", "'longrope', .* max_length=33 must be at most 32"), ("dynamic", "'dynamic'")]
+)
+def test_rotary_frequencies_that_change_with_the_length_are_refused(kind, told):
+    with pytest.raises(UnsupportedError, match=told):
+        engines(rotary(kind), max_length=33, target=QUICK_LLVM)
+
+
+def test_rotary_frequencies_that_change_after_the_last_token():
+    model = rotary("longrope")
+    ids = tokens(1, 20)
+    expected = model.generate(ids, max_new_tokens=12, do_sample=False)
+    found = engines(model, max_length=32, prompt=[24], target=QUICK_LLVM).generate(
+        ids, max_new_tokens=12, do_sample=False
+    )
+    assert torch.equal(found, expected)
+
+
+class Counting(LlamaForCausalLM):
+    """Logits depend on how many calls were before."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, *args, **kwargs):
+        result = super().forward(*args, **kwargs)
+        self.calls.add_(1)
+        result.logits = result.logits + self.calls * 1e-7
+        return result
+
+
+def test_a_model_that_keeps_something_from_call_to_call_is_refused():
+    torch.manual_seed(0)
+    model = Counting(LlamaConfig(**{**SIZES, "num_hidden_layers": 1})).eval()
+    with pytest.raises(UnsupportedError, match="Counting updates its buffer 'calls' in forward"):
+        engines(model, max_length=32, target=QUICK_LLVM, verify=False)

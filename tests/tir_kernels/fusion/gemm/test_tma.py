@@ -36,6 +36,7 @@ def config(*sizes, **rest):
         ((128, 128, 64, 4, 2, 4), "nk"),
         ((128, 128, 64, 4, 2, 4), "kn"),
         ((128, 64, 64, 4, 1, 4), "nk"),
+        ((192, 128, 64, 12, 1, 3), "nk"),
     ],
     ids=str,
 )
@@ -45,7 +46,9 @@ def test_copies_by_the_tensor_memory_accelerator(sizes, w_layout, tmp_path):
 
 
 @needs_gxx
-@pytest.mark.parametrize("sizes, sets", [((64, 144, 64, 4, 1, 3), 1), ((192, 96, 64, 4, 1, 4), 2)])
+@pytest.mark.parametrize(
+    "sizes, sets", [((64, 144, 64, 4, 1, 3), 1), ((192, 96, 64, 4, 1, 4), 2), ((64, 160, 64, 4, 1, 3), 2)]
+)
 def test_widths_that_are_no_power_of_two(sizes, sets, tmp_path):
     given = problem(200, 296, 136, steps=(BIAS, RESIDUAL))
     assert_emulated(gemm_cuda, given, config(*sizes, sets=sets), tmp_path)

@@ -60,6 +60,7 @@ TMA_TILES = (
     (128, 192, 8, 1, 1),
     (128, 112, 4, 1, 2),
     (192, 96, 4, 1, 2),
+    # With these, those of 384, 640, 768 and 1152 columns with rows that powers of two do not divide.
     (128, 160, 8, 1, 1),
     (192, 128, 12, 1, 1),
     (192, 192, 12, 1, 1),
