@@ -12,7 +12,7 @@ import tvm
 from tir_kernels.cuda.device import GPU, gpu_of
 from tir_kernels.cuda.shared_tiles import CHUNK, ELEMENT_BYTES
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.gemm.sizes.configs import MEASURED, legal_configs
+from tir_kernels.fusion.gemm.sizes.configs import MEASURED_WITH_GROUPS, legal_configs
 from tir_kernels.fusion.gemm.sizes.cost import predict_gemm_us, soft_max
 from tir_kernels.fusion.gemm.sizes.geometry import refusal
 from tir_kernels.fusion.grouped.kernel import grouped_kernel
@@ -48,7 +48,7 @@ def unsupported(problem, target: tvm.target.Target) -> str | None:
 def configs(problem: GroupedProblem, target: tvm.target.Target) -> list[Config]:
     """The measured tiles of products that one CTA computes alone, sorted by predicted time."""
     found, limit = legal_configs(problem.product(problem.m | 1), target), int(target.attrs[SHARED_LIMIT])
-    found = [config for config in found if config in MEASURED and config.splits == 1]
+    found = [config for config in found if config in MEASURED_WITH_GROUPS and config.splits == 1]
     found = [config for config in found if not config.tma or shared_bytes(problem, config) <= limit]
     if problem.gathered_from is not None:
         found = [config for config in found if config.tma]
@@ -75,7 +75,7 @@ def instantiate(problem: GroupedProblem, config: Config, target: tvm.target.Targ
 @lru_cache(maxsize=1 << 12)
 def _predict_us(problem: GroupedProblem, config: Config, gpu: GPU) -> float:
     used = min(problem.groups, problem.m)
-    product = predict_gemm_us(problem.product(_tiled_rows(problem, config)), replace(config, splits=1), gpu)
+    product = predict_gemm_us(problem.product(_tiled_rows(problem, config)), replace(config, splits=1), gpu, True)
     weights = used * problem.w_columns * problem.k * ELEMENT_BYTES / gpu.bandwidth
     return LIST_US * config.tma + soft_max(SOFT, product, weights)
 
