@@ -14,6 +14,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from stof_tvm.frontend.exportable.left_as_it_was import left_as_it_was
 from stof_tvm.frontend.exportable.overflow_guards import OverflowGuards
 from stof_tvm.frontend.exportable.quick_decompositions import quick_decompositions
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
@@ -67,8 +68,8 @@ def export_model(
 ) -> torch.export.ExportedProgram:
     """`torch.export` of `model` in evaluation mode, without gradients, transformers' cache and loops over its experts.
 
-    `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes and
-    configurations are restored afterwards.
+    `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes,
+    configurations and attributes are restored afterwards.
     Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
     raised an error of its own; MaskError for a mask of set_mask, which does not hold in a traced graph.
     """
@@ -84,10 +85,11 @@ def export_model(
             exportable_windows(model, global_tokens),
         ):
             model.eval()
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            with left_as_it_was(model):
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
             return _without_unread_numbers(_with_readers(program))
-    except MaskError:
-        raise  # a mask of set_mask, in a graph that is traced
+    except (MaskError, ExportError):
+        raise  # a mask of set_mask, in a graph that is traced; a buffer that the model registers
     except Exception as error:
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
