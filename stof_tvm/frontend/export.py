@@ -56,6 +56,10 @@ POOLS = {
     aten.adaptive_avg_pool1d.default: _average_of_all,
     aten.adaptive_max_pool1d.default: _largest_of_all,
 }
+CACHES = (
+    "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before it is "
+    "built, in a new process"
+)
 EXPERTS = (
     "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute them "
     "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
@@ -101,10 +105,7 @@ def export_model(
                 "for a cache of transformers, leave out use_cache=True and past_key_values"
             )
         if "fake tensor in the exported program" in str(error):
-            message += (
-                "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before "
-                "it is built, in a new process"
-            )
+            message += CACHES
         if "data-dependent" in str(error) and "nonzero" in str(error) + str(error.__cause__):
             message += EXPERTS
         elif "data-dependent" in str(error):

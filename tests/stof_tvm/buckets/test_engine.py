@@ -379,3 +379,55 @@ def test_numbers_of_the_shapes_and_places_that_are_none():
         found, expected = engine(x), model(x)
         torch.testing.assert_close(found.pop("y"), expected.pop("y"))
         assert found == expected and [type(v) for v in found.values()] == [type(v) for v in expected.values()]
+
+
+class KeepsTable(nn.Module):
+    """Computes its table in the first call, as rotary embeddings compute the frequencies of long inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, refuses=False):
+        table = getattr(self, "table", None)
+        self.table = (torch.arange(8) * 2.0 if table is None else table).to(x.device)
+        if refuses and x.sum() > 0:
+            return x
+        return self.linear(x) + self.table
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_model_that_keeps_a_table_is_left_right(verify, least):
+    torch.manual_seed(0)
+    model, x = KeepsTable().eval(), torch.randn(4, 8)
+    expected = model.linear(x) + torch.arange(8) * 2.0
+    more = {"dynamic_shapes": {"x": {0: Dim("n", min=least, max=8)}}, "buckets": [8], "verify": verify}
+    for _ in range(2):
+        engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False, **more)
+        torch.testing.assert_close(engine(x), expected)
+        torch.testing.assert_close(model(x), expected)
+        assert type(model.table) is torch.Tensor
+
+
+def test_a_model_that_keeps_a_table_is_left_right_where_it_is_refused():
+    torch.manual_seed(0)
+    model, x = KeepsTable().eval(), torch.randn(4, 8)
+    more = {"dynamic_shapes": {"x": {0: Dim("n", max=8)}, "refuses": None}, "buckets": [8]}
+    with pytest.raises(ExportError, match="decides by a tensor's values"):
+        stof_tvm.build(model, QUICK_LLVM, {"x": x, "refuses": True}, tuning_logs=False, **more)
+    torch.testing.assert_close(model(x), model.linear(x) + torch.arange(8) * 2.0)
+
+
+def test_a_table_in_a_global_that_the_export_left_without_values():
+    tables: list[torch.Tensor] = []
+
+    class KeepsOutside(KeepsTable):
+        def forward(self, x):
+            if not tables:
+                tables.append(torch.arange(8) * 2.0)
+            return self.linear(x) + tables[0]
+
+    more = {"dynamic_shapes": {"x": {0: Dim("n", min=2, max=8)}}, "buckets": [8]}
+    with pytest.raises(ExportError, match="without values.\nThe model keeps tensors outside of its modules"):
+        stof_tvm.build(KeepsOutside().eval(), QUICK_LLVM, (torch.randn(4, 8),), tuning_logs=False, **more)
