@@ -95,6 +95,50 @@ def test_sizes_are_named_by_their_dims_too():
         ranged(Scaled(), x, dims, buckets={"x[1]": [4], "length": [5]})
 
 
+class Nested(nn.Module):
+    """Tensors and numbers, some of them in lists and dicts."""
+
+    def forward(self, x, scale=1.0, more=None, last=None):
+        x = x * scale
+        return x if more is None else x + more[0] + last["y"]
+
+
+DIMS = {0: Dim("batch", min=2, max=4), 1: Dim("length", min=2, max=9)}
+LENGTH = {0: None, 1: DIMS[1]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dynamic_shapes"),
+    [
+        ({"x": (2, 5, 8), "scale": 2.0}, {"x": DIMS, "scale": None}),
+        (((2, 5, 8), 2.0), (DIMS, None)),
+        (((2, 5, 8), 2.0), {"x": DIMS, "scale": None}),
+        (
+            {"last": {"n": 3, "y": (1, 5, 8)}, "more": [(2, 5, 1), True], "x": (1, 1, 8)},
+            {"more": [DIMS, None], "x": None, "last": {"y": LENGTH, "n": None}},
+        ),
+        (
+            ((1, 1, 8), 2.0, [(2, 5, 1), (2, 2)], {"y": (1, 5, 8), "n": [(3,), 1]}),
+            (None, None, [tuple(DIMS.values()) + (None,), None], {"n": [None, None], "y": LENGTH}),
+        ),
+    ],
+)
+def test_sizes_are_named_by_their_dims_beside_numbers(inputs, dynamic_shapes):
+    def tensors(x):
+        if isinstance(x, tuple) and all(type(n) is int for n in x):
+            return torch.ones(x)
+        if isinstance(x, dict):
+            return {key: tensors(value) for key, value in x.items()}
+        return type(x)(map(tensors, x)) if isinstance(x, list | tuple) else x
+
+    more = {"buckets": {"batch": [4], "length": [9]}, "verify": False}
+    if isinstance(dynamic_shapes, dict) and isinstance(inputs, dict):
+        dynamic_shapes = {name: dynamic_shapes[name] for name in inputs}
+    engine = ranged(Nested(), tensors(inputs), dynamic_shapes, **more)
+    (sizes,) = engine._buckets[frozenset()]
+    assert sorted(sizes) == [4, 9]  # in the order of the inputs
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(2, 8), (1, 2), (3, 32), (3, 16), (2, 17), (1, 16)])
 def test_every_shape_of_the_range(engine, model, shape):
