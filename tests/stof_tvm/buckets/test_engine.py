@@ -103,23 +103,23 @@ class Nested(nn.Module):
         return x if more is None else x + more[0] + last["y"]
 
 
-DIMS = {0: Dim("batch", min=2, max=4), 1: Dim("length", min=2, max=9)}
-LENGTH = {0: None, 1: DIMS[1]}
+OF_BOTH = {0: Dim("batch", min=2, max=4), 1: Dim("length", min=2, max=9)}
+OF_LENGTH = {0: None, 1: OF_BOTH[1]}
 
 
 @pytest.mark.parametrize(
     ("inputs", "dynamic_shapes"),
     [
-        ({"x": (2, 5, 8), "scale": 2.0}, {"x": DIMS, "scale": None}),
-        (((2, 5, 8), 2.0), (DIMS, None)),
-        (((2, 5, 8), 2.0), {"x": DIMS, "scale": None}),
+        ({"x": (2, 5, 8), "scale": 2.0}, {"x": OF_BOTH, "scale": None}),
+        (((2, 5, 8), 2.0), (OF_BOTH, None)),
+        (((2, 5, 8), 2.0), {"x": OF_BOTH, "scale": None}),
         (
             {"last": {"n": 3, "y": (1, 5, 8)}, "more": [(2, 5, 1), True], "x": (1, 1, 8)},
-            {"more": [DIMS, None], "x": None, "last": {"y": LENGTH, "n": None}},
+            {"more": [OF_BOTH, None], "x": None, "last": {"y": OF_LENGTH, "n": None}},
         ),
         (
             ((1, 1, 8), 2.0, [(2, 5, 1), (2, 2)], {"y": (1, 5, 8), "n": [(3,), 1]}),
-            (None, None, [tuple(DIMS.values()) + (None,), None], {"n": [None, None], "y": LENGTH}),
+            (None, None, [tuple(OF_BOTH.values()) + (None,), None], {"n": [None, None], "y": OF_LENGTH}),
         ),
     ],
 )
