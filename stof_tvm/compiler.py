@@ -266,8 +266,12 @@ def build(
 def _build_row(options: "_Options") -> Callable:
     """A function that builds the engine of a program for rows of tokens, given masks by path."""
     options = dataclasses.replace(options, verify=False, replaceable_masks=True, lists_written_on_gpu=True)
+    dense = (
+        ", where a mask of the sequences, by which padding is left out, cannot be applied (build without "
+        "without_padding to compute the padded batch)"
+    )
     return lambda program, call, found, snapshot: _build_one(
-        program, call, SiteMasks(found), options, snapshot, owned=True
+        program, call, SiteMasks(found, dense=dense), options, snapshot, owned=True
     )
 
 

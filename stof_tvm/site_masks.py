@@ -36,12 +36,15 @@ class SiteMasks:
         The model's own attentions go by "" or, as messages and reports name them, "(the model)".
     takes_rules : bool
         A rule may stand for a mask: its static part is the mask here, and `rule_for` gives the rule.
+    dense : str
+        What an error says of attentions that have a mask and stay dense.
 
     The user's mask only ever restricts: where the model masks by itself (causal, a constant mask), both hold.
     """
 
-    def __init__(self, given, takes_rules: bool = False):
+    def __init__(self, given, takes_rules: bool = False, dense: str = ", where the given mask cannot be applied"):
         given = opened(given)
+        self._dense = dense
         self.must_match = isinstance(given, Mapping)
         by_pattern = dict(given) if self.must_match else {} if given is None else {"*": given}
         self.by_pattern = {"" if pattern == THE_MODEL else pattern: mask for pattern, mask in by_pattern.items()}
@@ -99,7 +102,7 @@ class SiteMasks:
         self.check(sites)
         dense = [site for site in sites if not site.rewritten]
         masked = [site for site in dense if self.is_given(site.site)]
-        for found, meaning in ((masked, ", where the given mask cannot be applied"), (dense, "")):
+        for found, meaning in ((masked, self._dense), (dense, "")):
             if found and (strict or found is masked):
                 raise NotRewrittenError(f"{len(found)} attention(s) stay dense{meaning}: {listed(found)}")
 

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -202,12 +202,32 @@ def _names(shapes: ShapeRange, dynamic_shapes) -> dict[Any, list[str]]:
 
 
 def _specs(shapes: ShapeRange, dynamic_shapes) -> list:
-    """What `dynamic_shapes` has for each input tensor; nothing where it is nested in a way that calls are not."""
-    is_named = isinstance(dynamic_shapes, Mapping)
-    args = () if is_named else tuple(dynamic_shapes or ())
-    with contextlib.suppress(InputError):
-        return shapes.signature.arguments(args, dict(dynamic_shapes) if is_named else {})
-    return []
+    """What `dynamic_shapes` has for each input tensor; None where it has nothing for one."""
+    signature = shapes.signature
+    args, kwargs = signature.in_spec.unflatten(range(signature.in_spec.num_leaves))
+    inputs = dict(zip(signature.names, [*args, *kwargs.values()]))
+    if not isinstance(dynamic_shapes, Mapping):
+        # torch.export takes them in the order of forward's parameters, which calls by keyword need not have.
+        order = [name for name in signature.positional if name in inputs]
+        order += [name for name in inputs if name not in order]
+        dynamic_shapes = dict(zip(order, dynamic_shapes or ()))
+    found: dict[int, Any] = {}
+    _place(inputs, dynamic_shapes, found)
+    of_tensors = {x.tensor: found.get(number) for number, x in enumerate(signature.in_leaves) if x.tensor is not None}
+    return [of_tensors[number] for number in range(len(signature.inputs))]
+
+
+def _place(inputs, spec, found: dict[int, Any]) -> None:
+    """Add to `found` what a specification has for each leaf, by its number; `inputs` has these numbers in its place."""
+    if isinstance(inputs, int):
+        found[inputs] = spec
+    elif isinstance(inputs, Mapping) and isinstance(spec, Mapping):
+        for key in inputs.keys() & spec.keys():
+            _place(inputs[key], spec[key], found)
+    elif isinstance(spec, Mapping | Sequence):  # None is for all of them
+        own = pytree.tree_leaves(inputs, is_leaf=lambda x: x is not inputs)
+        for x, of_x in zip(own, spec.values() if isinstance(spec, Mapping) else spec):
+            _place(x, of_x, found)
 
 
 def _sizes(export: Export, shapes: ShapeRange, chosen: Mapping) -> dict[Any, tuple[int, ...]]:

@@ -14,6 +14,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from stof_tvm.frontend.exportable.left_as_it_was import left_as_it_was
 from stof_tvm.frontend.exportable.overflow_guards import OverflowGuards
 from stof_tvm.frontend.exportable.quick_decompositions import quick_decompositions
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
@@ -55,6 +56,10 @@ POOLS = {
     aten.adaptive_avg_pool1d.default: _average_of_all,
     aten.adaptive_max_pool1d.default: _largest_of_all,
 }
+CACHES = (
+    "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before it is "
+    "built, in a new process"
+)
 EXPERTS = (
     "\nThe model goes through places that it finds by values (nonzero, where), as loops over experts do: compute them "
     "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
@@ -67,8 +72,8 @@ def export_model(
 ) -> torch.export.ExportedProgram:
     """`torch.export` of `model` in evaluation mode, without gradients, transformers' cache and loops over its experts.
 
-    `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes and
-    configurations are restored afterwards.
+    `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes,
+    configurations and attributes are restored afterwards.
     Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
     raised an error of its own; MaskError for a mask of set_mask, which does not hold in a traced graph.
     """
@@ -84,10 +89,11 @@ def export_model(
             exportable_windows(model, global_tokens),
         ):
             model.eval()
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+            with left_as_it_was(model):
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
             return _without_unread_numbers(_with_readers(program))
-    except MaskError:
-        raise  # a mask of set_mask, in a graph that is traced
+    except (MaskError, ExportError):
+        raise  # a mask of set_mask, in a graph that is traced; a buffer that the model registers
     except Exception as error:
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
@@ -99,10 +105,7 @@ def export_model(
                 "for a cache of transformers, leave out use_cache=True and past_key_values"
             )
         if "fake tensor in the exported program" in str(error):
-            message += (
-                "\nThe model keeps tensors outside of its modules (functools.lru_cache, a global): call it once before "
-                "it is built, in a new process"
-            )
+            message += CACHES
         if "data-dependent" in str(error) and "nonzero" in str(error) + str(error.__cause__):
             message += EXPERTS
         elif "data-dependent" in str(error):

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend import ImportedModel
-from stof_tvm.frontend.export import example_inputs
+from stof_tvm.frontend.export import CACHES, example_inputs
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.report import Verification
@@ -25,7 +25,7 @@ from stof_tvm.verification.first_difference import first_difference, on
 from stof_tvm.verification.masked_nodes import FILLS
 from stof_tvm.verification.reference import Reference
 from tir_kernels.cuda.device import architecture_number
-from tir_kernels.errors import UnsupportedError, VerificationError
+from tir_kernels.errors import ExportError, UnsupportedError, VerificationError
 from tir_kernels.target import local_cuda_arch
 
 PASSED, NOT_VERIFIED = "passed", "not verified"
@@ -284,14 +284,18 @@ def _no_device(kind: str, target: str) -> str | None:
 def leaves_of_call(model: torch.nn.Module, args: tuple, kwargs: dict, run: Callable | None = None) -> list:
     """The leaves of what a model returns as it is exported: in evaluation mode, without gradients, without a cache.
 
-    `run(args, kwargs)` replaces the model's own call.  The model's modes and configurations are restored.
+    `run(args, kwargs)` replaces the model's own call.  The model's modes and configurations are restored.  Raises
+    ExportError for results without values, of a cache outside of the modules that an export has filled.
     """
     training = [module for module in model.modules() if module.training]
     token = by_pytorch.set(True)
     try:
         model.eval()
         with torch.no_grad(), without_cache(model, kwargs):
-            return pytree.tree_leaves(model(*args, **kwargs) if run is None else run(args, kwargs))
+            outputs = pytree.tree_leaves(model(*args, **kwargs) if run is None else run(args, kwargs))
+        if any(isinstance(x, torch._subclasses.FakeTensor) for x in outputs):
+            raise ExportError(f"PyTorch's own results of {type(model).__name__} are tensors without values.{CACHES}")
+        return outputs
     finally:
         by_pytorch.reset(token)
         for module in training:

@@ -95,6 +95,50 @@ def test_sizes_are_named_by_their_dims_too():
         ranged(Scaled(), x, dims, buckets={"x[1]": [4], "length": [5]})
 
 
+class Nested(nn.Module):
+    """Tensors and numbers, some of them in lists and dicts."""
+
+    def forward(self, x, scale=1.0, more=None, last=None):
+        x = x * scale
+        return x if more is None else x + more[0] + last["y"]
+
+
+OF_BOTH = {0: Dim("batch", min=2, max=4), 1: Dim("length", min=2, max=9)}
+OF_LENGTH = {0: None, 1: OF_BOTH[1]}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "dynamic_shapes"),
+    [
+        ({"x": (2, 5, 8), "scale": 2.0}, {"x": OF_BOTH, "scale": None}),
+        (((2, 5, 8), 2.0), (OF_BOTH, None)),
+        (((2, 5, 8), 2.0), {"x": OF_BOTH, "scale": None}),
+        (
+            {"last": {"n": 3, "y": (1, 5, 8)}, "more": [(2, 5, 1), True], "x": (1, 1, 8)},
+            {"more": [OF_BOTH, None], "x": None, "last": {"y": OF_LENGTH, "n": None}},
+        ),
+        (
+            ((1, 1, 8), 2.0, [(2, 5, 1), (2, 2)], {"y": (1, 5, 8), "n": [(3,), 1]}),
+            (None, None, [tuple(OF_BOTH.values()) + (None,), None], {"n": [None, None], "y": OF_LENGTH}),
+        ),
+    ],
+)
+def test_sizes_are_named_by_their_dims_beside_numbers(inputs, dynamic_shapes):
+    def tensors(x):
+        if isinstance(x, tuple) and all(type(n) is int for n in x):
+            return torch.ones(x)
+        if isinstance(x, dict):
+            return {key: tensors(value) for key, value in x.items()}
+        return type(x)(map(tensors, x)) if isinstance(x, list | tuple) else x
+
+    more = {"buckets": {"batch": [4], "length": [9]}, "verify": False}
+    if isinstance(dynamic_shapes, dict) and isinstance(inputs, dict):
+        dynamic_shapes = {name: dynamic_shapes[name] for name in inputs}
+    engine = ranged(Nested(), tensors(inputs), dynamic_shapes, **more)
+    (sizes,) = engine._buckets[frozenset()]
+    assert sorted(sizes) == [4, 9]  # in the order of the inputs
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(2, 8), (1, 2), (3, 32), (3, 16), (2, 17), (1, 16)])
 def test_every_shape_of_the_range(engine, model, shape):
@@ -379,3 +423,55 @@ def test_numbers_of_the_shapes_and_places_that_are_none():
         found, expected = engine(x), model(x)
         torch.testing.assert_close(found.pop("y"), expected.pop("y"))
         assert found == expected and [type(v) for v in found.values()] == [type(v) for v in expected.values()]
+
+
+class KeepsTable(nn.Module):
+    """Computes its table in the first call, as rotary embeddings compute the frequencies of long inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, refuses=False):
+        table = getattr(self, "table", None)
+        self.table = (torch.arange(8) * 2.0 if table is None else table).to(x.device)
+        if refuses and x.sum() > 0:
+            return x
+        return self.linear(x) + self.table
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_model_that_keeps_a_table_is_left_right(verify, least):
+    torch.manual_seed(0)
+    model, x = KeepsTable().eval(), torch.randn(4, 8)
+    expected = model.linear(x) + torch.arange(8) * 2.0
+    more = {"dynamic_shapes": {"x": {0: Dim("n", min=least, max=8)}}, "buckets": [8], "verify": verify}
+    for _ in range(2):
+        engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False, **more)
+        torch.testing.assert_close(engine(x), expected)
+        torch.testing.assert_close(model(x), expected)
+        assert type(model.table) is torch.Tensor
+
+
+def test_a_model_that_keeps_a_table_is_left_right_where_it_is_refused():
+    torch.manual_seed(0)
+    model, x = KeepsTable().eval(), torch.randn(4, 8)
+    more = {"dynamic_shapes": {"x": {0: Dim("n", max=8)}, "refuses": None}, "buckets": [8]}
+    with pytest.raises(ExportError, match="decides by a tensor's values"):
+        stof_tvm.build(model, QUICK_LLVM, {"x": x, "refuses": True}, tuning_logs=False, **more)
+    torch.testing.assert_close(model(x), model.linear(x) + torch.arange(8) * 2.0)
+
+
+def test_a_table_in_a_global_that_the_export_left_without_values():
+    tables: list[torch.Tensor] = []
+
+    class KeepsOutside(KeepsTable):
+        def forward(self, x):
+            if not tables:
+                tables.append(torch.arange(8) * 2.0)
+            return self.linear(x) + tables[0]
+
+    more = {"dynamic_shapes": {"x": {0: Dim("n", min=2, max=8)}}, "buckets": [8]}
+    with pytest.raises(ExportError, match="without values.\nThe model keeps tensors outside of its modules"):
+        stof_tvm.build(KeepsOutside().eval(), QUICK_LLVM, (torch.randn(4, 8),), tuning_logs=False, **more)

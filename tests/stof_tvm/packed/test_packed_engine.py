@@ -1,6 +1,7 @@
 """Engines for batches without padding: each sequence gets what the model gives for it alone."""
 
 import gc
+import re
 import threading
 
 import pytest
@@ -320,10 +321,25 @@ def test_an_attention_that_is_not_recognised():
         return attend(m, x, lambda s: torch.tanh(s + added(mask)) * 2 + torch.relu(s))
 
     x, mask = torch.randn(2, 12, 16), torch.ones(2, 12).long()
-    with pytest.raises(
-        NotRewrittenError, match="1 attention\\(s\\) stay dense, where the given mask cannot be applied"
-    ):
+    told = (
+        "1 attention(s) stay dense, where a mask of the sequences, by which padding is left out, cannot be applied "
+        "(build without without_padding to compute the padded batch): (the model): "
+    )
+    with pytest.raises(NotRewrittenError, match=re.escape(told)):
         stof_tvm.build(Padded(squared).eval(), QUICK_LLVM, (x, mask), without_padding=True)
+
+
+def test_bounded_scores_before_the_mask_of_padding():
+    def bounded(m, x, mask):
+        padding = (mask == 0)[:, None, None]
+        return attend(m, x, lambda s: s.clamp(-2, 2).masked_fill(padding, -torch.inf))
+
+    x, mask = torch.randn(2, 12, 16), torch.ones(2, 12).long()
+    mask[1, 7:] = 0
+    told = "a mask of the sequences, by which padding is left out, cannot be applied (build without without_padding"
+    with pytest.raises(NotRewrittenError, match=re.escape(told)):
+        stof_tvm.build(Padded(bounded).eval(), QUICK_LLVM, (x, mask), without_padding=True)
+    stof_tvm.build(Padded(bounded).eval(), QUICK_LLVM, (x, mask))
 
 
 def test_masks_that_do_not_fit(model):
