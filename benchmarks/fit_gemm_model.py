@@ -120,7 +120,7 @@ def describe(what: str, found: dict[Group, float]) -> str:
     return f"{what:<44} {mean - 1:6.1%} in the geometric mean of {len(found)}, {found[worst] - 1:.0%} at {worst.label}"
 
 
-def keep(paths: list[Path], weight: float) -> None:
+def keep(paths: list[Path], weight: float = 1.0) -> None:
     """Adds sweeps' rows of products without a norm to `ROWS`, one entry a sweep and problem."""
     more = {"weight": weight} if weight != 1 else {}
     entries = json.loads(ROWS.read_text()) if ROWS.exists() else []

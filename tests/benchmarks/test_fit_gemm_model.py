@@ -26,8 +26,12 @@ def test_committed_sweeps_name_their_configurations(groups):
 
 
 def test_the_committed_coefficients_choose_well(groups):
+    entries = json.loads(fit.ROWS.read_text())
+    comparable = [group for entry, group in zip(entries, groups, strict=True) if entry.get("weight", 1) == 1]
+    found = np.array(list(fit.regrets(comparable, fit.COMMITTED, warpgroup=True).values()))
+    assert len(found) >= 180 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.15
     found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=True).values()))
-    assert len(found) >= 40 and np.exp(np.log(found).mean()) < 1.02 and found.max() < 1.1
+    assert len(found) >= 320 and np.exp(np.log(found).mean()) < 1.025
     found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=False).values()))
     assert len(found) > 30 and np.exp(np.log(found).mean()) < 1.03
 
@@ -60,3 +64,19 @@ def test_sweeps_are_kept_by_problem(groups, tmp_path, monkeypatch):
     (entry,) = json.loads(fit.ROWS.read_text())
     assert entry["sweep"] == "some" and entry["us"] == {config.label: 7.0}
     assert fit.Group(entry["problem"], entry["us"]).problem == group.problem
+
+
+def test_products_of_the_models_are_kept_too(tmp_path, monkeypatch):
+    case = {"m": 4096, "n": 768, "k": 512, "bias": True}
+    label = "128x256x64 8x1 warps 4 stages wgmma tma"
+    rows = [
+        {"case": case, "system": "stof", "variant": f"gemm {label}", "median_us": 8.0},
+        {"case": case, "system": "stof-best", "medians_us": {f"gemm {label}": 7.0, "gemv 4 warps": 9.0}},
+    ]
+    (tmp_path / "some.json").write_text(json.dumps(rows))
+    monkeypatch.setattr(fit, "ROWS", tmp_path / "kept.json")
+    fit.keep([tmp_path / "some.json"], weight=0.1)
+    (entry,) = json.loads(fit.ROWS.read_text())
+    assert entry["weight"] == 0.1 and entry["us"] == {label: 7.0}
+    group = fit.Group(entry["problem"], entry["us"], entry["weight"])
+    assert group.problem.steps and group.weights.tolist() == [0.1]
