@@ -29,7 +29,7 @@ def test_the_committed_coefficients_choose_well(groups):
     entries = json.loads(fit.ROWS.read_text())
     comparable = [group for entry, group in zip(entries, groups, strict=True) if entry.get("weight", 1) == 1]
     found = np.array(list(fit.regrets(comparable, fit.COMMITTED, warpgroup=True).values()))
-    assert len(found) >= 180 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.15
+    assert len(found) >= 180 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.17
     found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=True).values()))
     assert len(found) >= 320 and np.exp(np.log(found).mean()) < 1.025
     found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=False).values()))

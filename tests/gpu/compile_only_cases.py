@@ -82,10 +82,12 @@ def _products_by_warpgroups():
     for block_m, block_n, warps_m, warps_n, *sets in [*WARPGROUP_TILES, *TMA_TILES]:
         copies = {"tma": True, "sets": sets[0]} if sets else {}
         for w_layout in ("nk", "kn"):
-            given = problem(4001, 4104, 1032, steps=(BIAS, GELU, RESIDUAL), w_layout=w_layout)
             config = GemmConfig(block_m, block_n, 64, warps_m, warps_n, 3, warpgroup=True, **copies)
-            if config in gemm_cuda.configs(given, HOPPER):
-                cases.append(GemmCase(gemm_cuda, given, config))
+            for steps in ((BIAS, GELU, RESIDUAL), (BIAS, GELU)):  # the largest tile has no registers for a residual
+                given = problem(4001, 4104, 1032, steps=steps, w_layout=w_layout)
+                if config in gemm_cuda.configs(given, HOPPER):
+                    cases.append(GemmCase(gemm_cuda, given, config))
+                    break
     return cases
 
 
