@@ -379,3 +379,12 @@ def test_numbers_of_the_shapes_and_places_that_are_none():
         found, expected = engine(x), model(x)
         torch.testing.assert_close(found.pop("y"), expected.pop("y"))
         assert found == expected and [type(v) for v in found.values()] == [type(v) for v in expected.values()]
+
+
+def test_each_size_is_told(caplog):
+    length = {"x": {0: Dim("length", max=8)}}
+    with caplog.at_level("INFO", "stof_tvm"):
+        stof_tvm.build(Scaled(), QUICK_LLVM, (torch.ones(4, 8),), dynamic_shapes=length, buckets=[4, 8])
+    told = [record.getMessage() for record in caplog.records if record.name == "stof_tvm"]
+    assert told[0] == "a BucketEngine of x (1 to 8, 8) compiles 3 sizes"
+    assert re.fullmatch(r"bucket 1 of 3 is compiled: x \(\d, 8\)", told[1]) and told[3].startswith("bucket 3 of 3")
