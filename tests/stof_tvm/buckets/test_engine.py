@@ -192,6 +192,7 @@ def test_the_report_lists_its_buckets(engine):
     assert engine.report().to_dict()["is_padded"] and engine.most_engines == 4
     checked = {shapes for shapes, report in engine.report().engines.items() if report.verification.result == "passed"}
     assert checked == {"ids (3, 32)", "ids (3, 16)"}  # the largest, and that of the example
+    assert text.count("; not compared (other sizes of the same program were)") == 2 and "PyTorch: skipped" not in text
 
 
 def test_what_only_engines_of_one_shape_have(engine):
