@@ -33,7 +33,7 @@ class Rows:
         main = mod["main"]
         self.mod, self.bindings = mod, Bindings(main)
         self.known: dict[relax.Var, Inputs] = {
-            x: NONE if x in self.bindings.weights else frozenset([x]) for x in main.params
+            x: NONE if x in self.bindings.weights or _is_choice(x) else frozenset([x]) for x in main.params
         }
         for var, value in self.bindings.values.items():  # each after what it is computed from
             self.known[var] = self._of_value(value)
@@ -44,6 +44,8 @@ class Rows:
         return frozenset().union(*(self.known.get(x, NONE) for x in variables))
 
     def _of_value(self, value) -> Inputs:
+        if _is_choice(value):
+            return NONE
         if (call := match_attention(self.mod, value)) is not None:
             return self.of(call.q)
         name = operator(value)
@@ -100,6 +102,10 @@ class Rows:
             return [value.args[1], value.args[2]], False, {}
         if (written := self._scattered(value)) is not None:
             return [*written], False, {}
+        if name == "add" and axis is not None:  # each has as many rows as both: one has zeros where the other has rows
+            terms = [x for x, place in self._places(value, axis).items() if _rows_at(x, place) == _rows_at(value, axis)]
+            if len(terms) == 2:
+                return terms, False, {}
         return [], True, self._places(value, axis)
 
     def _places(self, value, axis: int | None) -> dict[relax.Expr, int | None]:
@@ -112,6 +118,16 @@ class Rows:
         if operator(value) == "take":
             operands = operands[:1] if self.of(operands[0]) else operands
         return {x: _place(value, x, axis) for x in operands}
+
+
+def _is_choice(expr) -> bool:
+    """Whether an expression is a boolean tensor, which says where rows go and is none."""
+    return getattr(getattr(expr, "ty", None), "dtype", None) == "bool"
+
+
+def _rows_at(expr, axis: int | None) -> int | None:
+    shape = static_shape(expr)
+    return None if shape is None or axis is None else shape[axis]
 
 
 def _place(value: relax.Call, operand: relax.Expr, axis: int | None) -> int | None:

@@ -73,7 +73,17 @@ def assigned(past, new):
     return keys
 
 
+def summed(past, new):
+    return nn.functional.pad(past, (0, 0, 0, 1)) + nn.functional.pad(new, (0, 0, PAST, 0))
+
+
+def one_hot(past, new):
+    is_new = (torch.arange(PAST + 1) == PAST)[:, None].float()
+    return nn.functional.pad(past, (0, 0, 0, 1)) * (1 - is_new) + is_new * new
+
+
 WAYS = [behind, transposed, heads_last, flat, through_features, rolled, in_two_steps, rotated, written, assigned]
+WAYS += [summed, one_hot]
 
 
 class Attention(nn.Module):
@@ -111,6 +121,45 @@ def test_a_cache_that_grows_is_refused(join):
     with pytest.raises(MaskError, match=REASON) as error:
         built(Model(join), inputs())
     assert "1 × 7" in str(error.value) and "sliding_window(3, causal=True)" in str(error.value)
+
+
+def by_softmax(q, k, v):
+    return torch.softmax(q @ k.mT / SIZE**0.5, -1) @ v
+
+
+def by_einsum(q, k, v):
+    return torch.einsum("bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v)
+
+
+def grouped(q, k, v):
+    return SDPA(q, k[:, :1], v[:, :1], enable_gqa=True)
+
+
+@pytest.mark.parametrize("attend", [by_softmax, by_einsum, grouped], ids=lambda attend: attend.__name__)
+def test_however_the_attention_is_written(attend):
+    class Spelled(Attention):
+        def forward(self, x, past_keys, past_values):
+            q, k, v = (split(part(x)) for part in (self.q, self.k, self.v))
+            return attend(q, behind(past_keys, k), behind(past_values, v))
+
+    with pytest.raises(MaskError, match="rows of .* counted from 0"):
+        built(Spelled(), inputs())
+
+
+def test_a_position_that_is_an_input():
+    """A cache of a fixed length that is returned, not updated: where the new key goes is known at run time."""
+
+    class Functional(Attention):
+        def forward(self, x, past_keys, past_values, at):
+            q, k, v = (split(part(x)) for part in (self.q, self.k, self.v))
+            is_new = (torch.arange(PAST) == at)[:, None]
+            keys, values = torch.where(is_new, k, past_keys), past_values * ~is_new + v * is_new
+            return SDPA(q, keys, values), keys, values
+
+    example = *inputs(), torch.tensor([4])
+    with pytest.raises(MaskError, match="rows of .* counted from 0"):
+        built(Functional(), example)
+    built(Functional(), example, torch.arange(PAST)[None] > 1)
 
 
 def test_by_path_alone_where_it_has_a_mask():
