@@ -36,6 +36,7 @@ from stof_tvm.frontend.states import with_states
 from stof_tvm.given_masks import GivenAsMask, own_masks
 from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.older_keys.refuse import refuse_older_keys
 from stof_tvm.packed.build import packed_engine
 from stof_tvm.parallel.context.build import context_engine
 from stof_tvm.parallel.ranks import Peers, peers_of, step_of
@@ -55,6 +56,8 @@ from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.machine_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.target import parse_target
+
+COMPOSED = "canonicalize_attention"  # the phase after which every attention has one form
 
 
 @one_at_a_time
@@ -375,19 +378,22 @@ def _compiled(
     target = options.target
     float32 = options.float32 if target.kind.name == "cuda" else "ieee"
     replaceable = ReplaceableMasks(options.lists_written_on_gpu) if options.replaceable_masks else None
-    mod = run_pipeline(
-        imported.mod,
-        target,
-        site_masks,
-        scheme,
-        step,
-        tuned,
-        options.extensions,
+    run = functools.partial(
+        run_pipeline,
+        target=target,
+        site_mask=site_masks,
+        fusion_scheme=scheme,
+        progress=step,
+        tuned=tuned,
+        extensions=options.extensions,
         float32=float32,
         replaceable=replaceable,
         ranks=ranks_of(peers),
         shared=shared,
     )
+    mod = run(imported.mod, until=COMPOSED)
+    refuse_older_keys(mod, site_masks, options.replaceable_masks and not options.lists_written_on_gpu)
+    mod = run(mod, after=COMPOSED)
     report = dataclasses.replace(
         _report(mod, target, tuned), notes=(*imported.notes, *notes_of(mod, peers)), float32=float32
     )

@@ -15,6 +15,8 @@ from tir_kernels.report_rows import (
     site_row,
 )
 
+SKIPPED = "skipped"  # the result where nothing was to be compared
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -226,7 +228,10 @@ class RangeReport:
         lines = [f"target {self.target}", f"a range of shapes: {self.shapes}"]
         kept = "inputs are padded to the next" if self.is_padded else f"at most {self.most_engines} are kept"
         lines.append(f"engines: {len(self.engines)}, {kept}")
-        lines += [f"  {shapes}: {_line(report)}" for shapes, report in self.engines.items()]
+        results = {report.verification.result for report in self.engines.values() if report.verification is not None}
+        # Sizes of one program: the example's and the largest stand for the others.
+        why = "other sizes of the same program were" if self.is_padded and results != {SKIPPED} else "verify=False"
+        lines += [f"  {shapes}: {_line(report, why)}" for shapes, report in self.engines.items()]
         if self.engines:
             shapes, report = list(self.engines.items())[-1]
             lines += [f"the last one, of {shapes}:", str(report)]
@@ -262,7 +267,9 @@ def _table(rows) -> list[str]:
     return ["  " + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows]
 
 
-def _line(report: Report) -> str:
+def _line(report: Report, why_not: str) -> str:
     kernels = ", ".join(dict.fromkeys(site.kernel for site in report.rewritten)) or "none"
     verified = "" if report.verification is None else f"; compared with PyTorch: {report.verification.result}"
+    if report.verification is not None and report.verification.result == SKIPPED:
+        verified = f"; not compared ({why_not})"
     return f"{len(report.rewritten)} of {len(report.sites)} attentions on kernels ({kernels}){verified}"

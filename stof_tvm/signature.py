@@ -196,9 +196,17 @@ class Signature:
             if name in given:
                 raise InputError(f"argument {name!r} is given by position and by keyword")
             given[name] = value
-        for name in given.keys() - set(self.names):
-            if name not in self.defaults or not _same_constant(given[name], self.defaults[name]):
-                raise InputError(f"argument {name!r} was not part of the export, which had {', '.join(self.names)}")
+        for name in [name for name in given if name not in self.names]:  # as they are given
+            if name in self.defaults and _same_constant(given[name], self.defaults[name]):
+                continue
+            known = ", ".join(self.names)
+            if name not in kwargs:
+                number = self.positional.index(name) + 1
+                raise InputError(
+                    f"positional argument {number} is {name!r}, which the example inputs did not have: give arguments "
+                    f"by their names, of which there are {known}"
+                )
+            raise InputError(f"argument {name!r} was not part of the export, which had {known}")
         return given
 
     def _argument(self, name, given):

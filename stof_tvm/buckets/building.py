@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
 from stof_tvm.verification.padding import check_largest, check_padding
 from tir_kernels.errors import DeviceError, InputError, MaskError
+
+LOGGER = logging.getLogger("stof_tvm")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,8 +112,11 @@ def bucket_engine(
         others = [job for job in jobs if job not in here]
         bar = tqdm(total=len(jobs), desc="build", file=sys.stderr) if progress else None
         with contextlib.nullcontext() if bar is None else bar:
-            for job, bucket in built(here, others, build, empty, weights, target):
+            LOGGER.info("a BucketEngine of %s compiles %d sizes", shapes, len(jobs))
+            ready = built(here, others, build, empty, weights, target)
+            for number, (job, bucket) in enumerate(ready, 1):
                 engine.add(job.ones, bucket)
+                LOGGER.info("bucket %d of %d is compiled: %s", number, len(jobs), shapes.text_of(bucket.shapes))
                 if bar is not None:
                     bar.update()
     engine.release_programs()

@@ -23,6 +23,10 @@ from stof_tvm.frontend.shape_range import ShapeRange, range_of_program
 from tir_kernels.errors import ExportError, InputError
 
 aten = torch.ops.aten
+# What torch.export says of a size that a model refuses.
+BOUNDED = re.compile(r"Not all values of \w+ = L\['(\w+)'\]\.size\(\)\[(\d+)\] in the specified range")
+LARGEST = re.compile(r"Suggested fixes:\n +\w+ = Dim\('\w+'(?:, min=\d+)?, max=(\d+)\)(?=\n\n|$)")
+MORE = ' For more information, run with TORCH_LOGS="+dynamic".'
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,27 @@ def exports_of_module(
                 functional = decompose(program, is_dynamic=True)
             except ExportError as error:
                 if (programs := _without_cases(model, args, kwargs, spec)) is None:
+                    if not ones:
+                        export_model(model, args, kwargs)  # what no range is to blame for is raised as it is
                     where = f" where {', '.join(map(shapes.place, ones))} is 1" if ones else ""
-                    raise ExportError(
-                        f"the model was not exported for the whole range of shapes{where}; lazy=True exports each "
-                        f"shape by itself, a smaller range may do: {error}"
-                    ) from error.__cause__
+                    raise ExportError(_refused(str(error), where)) from error.__cause__
                 program, functional = programs
             found[ones] = Export(functional, range_of_program(program), _assertions(program), example)
     return found
+
+
+def _refused(told: str, where: str) -> str:
+    """Why a model was not exported for a range: how far it goes where torch.export says that, else what this says."""
+    place, most = BOUNDED.search(told), LARGEST.search(told)
+    head = f"the model was not exported for the whole range of shapes{where}"
+    if place is not None and most is not None:
+        name, dim = place.groups()
+        return (
+            f"{head}: it takes {name}[{dim}] up to {most[1]}, the end of a table or a branch on the size. Give its Dim "
+            f"max={most[1]}, or for a branch lazy=True, which exports each shape by itself"
+        )
+    told = told.partition("\n\nThe error above occurred")[0].replace(MORE, "")
+    return f"{head}; lazy=True exports each shape by itself, a smaller range may do: {told}"
 
 
 def _without_cases(model: torch.nn.Module, args: tuple, kwargs: dict, spec):

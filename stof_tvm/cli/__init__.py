@@ -1,5 +1,6 @@
 """The command line, `stof`."""
 
+import logging
 import sys
 
 from stof_tvm import __version__
@@ -13,4 +14,6 @@ def main(argv=None) -> int:
         return 0
     from stof_tvm.cli import table
 
+    # It tells tracebacks of what a model does with shapes, before the command tells the error in one line.
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     return table.main(given)

@@ -10,7 +10,7 @@ import functools
 
 import torch
 from torch._dynamo.eval_frame import OptimizeContext
-from torch._dynamo.exc import Unsupported
+from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 
 from stof_tvm.dynamo.autocast import refuse_autocast
 from stof_tvm.dynamo.fallback import GraphOrEager
@@ -115,6 +115,8 @@ class WholeContext(OptimizeContext):
                 return compiled(*args, **kwargs)
             except Unsupported as error:
                 raise UnsupportedError(_broken(error)) from error.with_traceback(None)
+            except FailOnRecompileLimitHit as error:
+                raise UnsupportedError(_too_many()) from error.with_traceback(None)
 
         vars(whole)["_torchdynamo_wrapper_id"] = id(whole)  # marks TorchDynamo's own wrappers
         return whole
@@ -130,6 +132,15 @@ def _broken(error: Unsupported) -> str:
     return (
         f"a mask needs all of the model in one graph, which TorchDynamo breaks at {where}: {why} "
         "(the cause has more of it; rewrite that line, or leave the mask out and use stof_tvm.sparse_attention)"
+    )
+
+
+def _too_many() -> str:
+    """That TorchDynamo makes no more graphs, and what helps."""
+    return (
+        f"TorchDynamo has made {torch._dynamo.config.recompile_limit} graphs of this function and makes no more: raise "
+        "torch._dynamo.config.recompile_limit, or pad inputs to a few shapes (causal language models of "
+        "transformers have one function in common)"
     )
 
 

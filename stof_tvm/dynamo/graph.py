@@ -6,6 +6,7 @@ from collections import OrderedDict
 import torch
 
 from stof_tvm.compiler import build
+from stof_tvm.dynamo.growing import grows
 from stof_tvm.dynamo.numbers import number_of, take_numbers_out
 from stof_tvm.dynamo.paths import run_with_paths, with_plain_paths
 from stof_tvm.dynamo.told import names_of, tell
@@ -21,13 +22,14 @@ class DynamoGraph:
     Parameters, activations, what the graph updates and other tensors are inputs of the engines.  Sizes, and numbers
     that TorchDynamo passes as numbers or as 0-dimensional tensors, are constants: a call with others builds another
     engine, if a tensor depends on them.  Buffers, which may hold masks, are constants, too; they are compared at every
-    call, and a changed one builds another engine.
+    call, and a changed one builds another engine.  One that a call puts new rows to is an input: it changes each time.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, example_inputs, options: dict):
         self._graph, self._options = with_plain_paths(graph), options
         placeholders = graph.graph.find_nodes(op="placeholder")
         static = [i for i, node in enumerate(placeholders) if _is_static(node) and not _is_updated(node)]
+        static = [i for i in static if not (example_inputs[i].numel() and grows(placeholders[i]))]  # no empty inputs
         self._parameters = {i for i in static if isinstance(example_inputs[i], torch.nn.Parameter)}
         blocks = {i for i, node in enumerate(placeholders) if _is_of_a_block_mask(node)}
         self._buffers: dict[int, _Known | None] = {i: None for i in sorted({*static, *blocks} - self._parameters)}

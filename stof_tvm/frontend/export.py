@@ -91,7 +91,7 @@ def export_model(
             model.eval()
             with left_as_it_was(model):
                 program = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
-            return _without_unread_numbers(_with_readers(program))
+            return _with_own_paths(_without_unread_numbers(_with_readers(program)), getattr(model, "paths_within", ""))
     except (MaskError, ExportError):
         raise  # a mask of set_mask, in a graph that is traced; a buffer that the model registers
     except Exception as error:
@@ -137,6 +137,16 @@ def _without_unread_numbers(program: torch.export.ExportedProgram) -> torch.expo
         if all(reader.users or reader.target is aten._assert_scalar.default for reader in readers[1:]):
             for reader in reversed([n for n in graph.nodes if n in set(readers)]):
                 graph.erase_node(reader)
+    return program
+
+
+def _with_own_paths(program: torch.export.ExportedProgram, within: str) -> torch.export.ExportedProgram:
+    """The program with module paths as they are in the submodule `within`, the model that a caller knows."""
+    if within:
+        for node in program.graph.nodes:
+            if stack := node.meta.get("nn_module_stack"):
+                own = {key: (f"{path}.".removeprefix(f"{within}.")[:-1], kind) for key, (path, kind) in stack.items()}
+                node.meta["nn_module_stack"] = own
     return program
 
 

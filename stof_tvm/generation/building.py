@@ -68,7 +68,7 @@ def engines(
     for name in options:
         if name in OWN or name not in inspect.signature(build).parameters:
             raise TypeError(f"engines() got an unexpected keyword argument {name!r}")
-    _check_model(model)
+    check_model(model)
     _check_sizes(model, max_length, batch)
     refuse_switches(model, max_length)
     buckets = buckets_to(max_length) if prompt is None else checked(prompt, max_length)
@@ -134,8 +134,8 @@ def _explained(model: PreTrainedModel) -> Iterator[None]:
         ) from error
 
 
-def _check_model(model) -> None:
-    """UnsupportedError unless it is a decoder with logits for each token."""
+def check_model(model) -> None:
+    """UnsupportedError unless `model` is a decoder of transformers with logits for each token."""
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedError(f"generate takes a causal language model of transformers, got a {type(model).__name__}")
     name = type(model).__name__

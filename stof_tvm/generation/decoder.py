@@ -39,6 +39,7 @@ class Decoder(nn.Module):
     """
 
     holds_cache = True  # an export leaves the model's use of a cache as it is
+    paths_within = "model"  # whose paths messages, reports and masks have
     model: PreTrainedModel
     positions: torch.Tensor
 

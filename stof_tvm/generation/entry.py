@@ -7,7 +7,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
-from stof_tvm.generation.building import engines
+from stof_tvm.generation.building import check_model, engines
 from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.generator import Generator
 from stof_tvm.generation.prompts import checked_ids
@@ -65,8 +65,7 @@ def generate(
         if target is not None or mask is not None:
             raise InputError("a Generator has its target and mask already: give them to stof_tvm.generation.engines")
         return model.generate(ids, attention_mask, **options)
-    if not isinstance(model, PreTrainedModel):
-        engines(model, max_length=LEAST_LENGTH)  # says what is wrong
+    check_model(model)
     target = parse_target(target)
     device = torch.device("cuda" if target.kind.name == "cuda" else "cpu")
     checked_ids(ids, model.get_input_embeddings().num_embeddings, device)

@@ -14,8 +14,6 @@ from stof_tvm.masks.part import Part
 from stof_tvm.site_masks import SiteMasks, matches
 from tir_kernels.errors import MaskError
 
-MODEL = "model"  # a Decoder's attribute, by which a path in the model is one in the Decoder
-
 
 def masks_of_positions(given, own: Mapping[str, Callable], batch: int, heads: int, length: int):
     """The mask that `build` takes for a Decoder: of a prompt it has the first rows and columns.
@@ -34,7 +32,14 @@ def masks_of_positions(given, own: Mapping[str, Callable], batch: int, heads: in
     sizes = batch, heads, length, length
 
     def made(mask) -> Mask:
-        found = given_mask(mask, sizes).make()
+        try:
+            found = given_mask(mask, sizes).make()
+        except MaskError as error:
+            if not hasattr(mask, "shape"):
+                raise
+            raise MaskError(
+                f"{error}: rows and columns are positions, of which there are max_length={length}"
+            ) from None
         if found is None:
             raise MaskError("mask={…: None}: leave the path out, its attentions then have the model's own mask")
         return found
@@ -52,7 +57,7 @@ def masks_of_positions(given, own: Mapping[str, Callable], batch: int, heads: in
             by_path[path] = by_path[others[-1]] & mask if others else mask
     if not by_path and not isinstance(given, Mapping):
         return None
-    return {_path_in_decoder(path): Part(mask, 0, 0, length) for path, mask in by_path.items()}
+    return {path: Part(mask, 0, 0, length) for path, mask in by_path.items()}
 
 
 def windows_of_layers(
@@ -77,13 +82,9 @@ def windows_of_layers(
         return [None] * layers  # it is not known which attention reads which layer
     found, known = SiteMasks(masks), []
     for number in range(layers):
-        reach = found.reach_for(_path_in_decoder(indices[number]), sizes)
+        reach = found.reach_for(indices[number], sizes)
         known.append(None if reach is None or math.isinf(reach[0]) else int(reach[0]) + 1)
     return known
-
-
-def _path_in_decoder(path: str) -> str:
-    return f"{MODEL}.{path}" if path else MODEL
 
 
 def depends_on_entry(masks: Mask | Mapping[str, Mask] | None) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import UnsupportedError
 
+LOGGER = logging.getLogger("stof_tvm")
 MOST_ENGINES = 64
 MOST_LAYOUTS = {"cpu": 64, "cuda": 8}  # on a GPU each has memory of its own for what it computes
 
@@ -123,6 +125,9 @@ class RowEngines:
         for key in ((row, 0), (row, sequences)):  # another thread may have compiled it meanwhile
             if (known := self.engines.get(key)) is not None:
                 return known
+        LOGGER.info(
+            "a PackedEngine compiles the engine of rows of %d tokens, for a batch of %d real ones", row, layout.tokens
+        )
         packed = pack(self.batched, self._own, row, sequences)
         nodes = packed.program.graph.find_nodes(op="placeholder")
         examples = {x.name: torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) for x in nodes}

@@ -15,6 +15,7 @@ from stof_tvm.frontend import ImportedModel
 from stof_tvm.frontend.export import CACHES, example_inputs
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.parallel.ranks import Peers
+from stof_tvm.report import SKIPPED as NOTHING
 from stof_tvm.report import Verification
 from stof_tvm.rules.compared import ComparedRules
 from stof_tvm.running.machine import why_not_here
@@ -33,7 +34,7 @@ PYTORCH_FAILS = "PyTorch fails on the example inputs"
 WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 TF32_PRECISION = torch.float16  # has as many bits
 
-SKIPPED = Verification("skipped", "verify=False")
+SKIPPED = Verification(NOTHING, "verify=False")
 
 
 def verify_engine(

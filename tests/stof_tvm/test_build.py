@@ -150,7 +150,7 @@ def test_inputs_need_not_be_aligned(engine, x, offset):
     "call, rule",
     [
         (lambda e, x: e(), "'x' is missing"),
-        (lambda e, x: e(x, 2.0), "'scale' was not part"),
+        (lambda e, x: e(x, 2.0), "positional argument 2 is 'scale', which the example inputs did not have"),
         (lambda e, x: e(x, 1.0, 1.0), "3 positional arguments"),
         (lambda e, x: e(x, y=x), "'y' was not part"),
         (lambda e, x: e(x, x=x), "by position and by keyword"),

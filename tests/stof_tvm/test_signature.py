@@ -202,3 +202,16 @@ def test_json_with_an_unknown_output_type_is_an_artifact_error(mixed):
     absent = text.replace("builtins.dict", "transformers.nowhere.Output")
     with pytest.raises(ArtifactError, match="transformers.nowhere"):
         Signature.from_json(absent)
+
+
+class Cached(nn.Module):
+    def forward(self, ids, past=None, keep=None):
+        return ids + keep
+
+
+def test_a_positional_argument_that_was_left_out_of_the_example():
+    """It stands where the caller thinks another one does."""
+    signature = import_model(Cached(), (), {"ids": X, "keep": Y}).signature
+    assert len(signature.flatten((X, None, Y), {})) == 2
+    with pytest.raises(InputError, match="positional argument 2 is 'past', which the .* did not have: .* ids, keep"):
+        signature.flatten((X, Y), {})

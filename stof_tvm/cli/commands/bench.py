@@ -26,7 +26,8 @@ def add_command(commands) -> None:
         "--lengths",
         type=lengths,
         metavar="LEAST:MOST[:COUNT]",
-        help="build for a range of lengths (the second dimension) and time 10 or COUNT random ones; or A,B,C: these",
+        help="build for a range of lengths (the second dimension; or load a saved range) and time 10 or COUNT random "
+        "ones; or A,B,C: these",
     )
     bench.add_argument("--lazy", action="store_true", help="compile each length at its first call")
 
@@ -63,16 +64,19 @@ def _bench(arguments) -> None:
 def _bench_lengths(arguments) -> None:
     import torch
 
-    from stof_tvm.cli.measuring.range_times import text, time_lengths
+    from stof_tvm.cli.measuring.range_times import text, time_lengths, time_saved
     from stof_tvm.cli.measuring.timing import device_name
 
     if _is_saved(arguments.source):
-        raise UsageError("--lengths is for models: a saved engine has one shape")
-    model, inputs, mask = load_call(arguments.source, arguments)
-    with OtherLoad() as load:
-        found = time_lengths(
-            model, inputs, mask, arguments.lengths, arguments.lazy, arguments.target, arguments.repeats
-        )
+        engine = _saved_range(arguments)
+        with OtherLoad() as load:
+            found = time_saved(engine, arguments.lengths, arguments.repeats)
+    else:
+        model, inputs, mask = load_call(arguments.source, arguments)
+        with OtherLoad() as load:
+            found = time_lengths(
+                model, inputs, mask, arguments.lengths, arguments.lazy, arguments.target, arguments.repeats
+            )
     busy = load.note(torch.get_num_threads())
     for row in found["lengths"]:
         if row["ratio"] and busy:
@@ -86,18 +90,35 @@ def _is_saved(source: str) -> bool:
     return source.endswith(".stof") or Path(source).is_file() and not source.endswith(".py")
 
 
+def _refuse_own(arguments) -> None:
+    if arguments.mask or arguments.target:
+        raise UsageError("--mask and --target are for models; a saved engine has its own")
+
+
+def _saved_range(arguments):
+    """The engine in the file of a range."""
+    from stof_tvm.saving.loading import load
+    from stof_tvm.saving.range_file import is_range_file
+
+    _refuse_own(arguments)
+    if arguments.lazy:
+        raise UsageError("--lazy is for models: a saved engine is compiled")
+    path = Path(arguments.source)
+    if path.is_file() and not is_range_file(path):
+        raise UsageError(f"--lengths is for models and saved ranges: {path} holds an engine of one shape")
+    return load(path)
+
+
 def _saved_engine(arguments) -> tuple:
     """(the engine, its call on random inputs by system, None in place of a note)."""
     from stof_tvm.cli.measuring.timing import random_inputs
     from stof_tvm.saving.loading import load
     from stof_tvm.saving.range_file import is_range_file
 
-    if arguments.mask or arguments.target:
-        raise UsageError("--mask and --target are for models; a saved engine has its own")
+    _refuse_own(arguments)
     if is_range_file(arguments.source):
         raise UsageError(
-            f"{arguments.source} holds an engine for a range of shapes, and which to time it does not tell: give the "
-            "model and --lengths"
+            f"{arguments.source} holds an engine for a range of shapes: --lengths A,B,C tells which to time"
         )
     engine = load(Path(arguments.source))
     args, kwargs = random_inputs(engine.signature, engine.device_type)

@@ -1,7 +1,9 @@
 """`stof bench --lengths`: an engine of a range of lengths, timed at some of them."""
 
+import dataclasses
 import functools
 import statistics
+from collections.abc import Callable
 
 import torch
 from torch.utils import _pytree as pytree
@@ -9,7 +11,9 @@ from torch.utils import _pytree as pytree
 from stof_tvm.cli.command import show_progress
 from stof_tvm.cli.measuring.lengths import Lengths
 from stof_tvm.cli.measuring.ratio import UNSURE, ratio_of
-from stof_tvm.cli.measuring.timing import first_call, time_calls
+from stof_tvm.cli.measuring.timing import first_call, random_inputs, time_calls
+from stof_tvm.frontend.padding.dims import at
+from stof_tvm.frontend.shape_range import LEAST
 from tir_kernels.errors import InputError, MaskError, UnsupportedError
 
 
@@ -43,12 +47,45 @@ def time_lengths(model, inputs, mask, some: Lengths, lazy: bool, target, repeats
     if mask is not None:
         told = "eager PyTorch is not timed: at other lengths than the example's it has no masks"
         note = told if note is None else f"{note}; {told}"
+
+    def calls_at(length: int) -> dict:
+        x, y = (at_length(tree, own, length) for tree in (args, kwargs))
+        calls = {"stof": lambda: engine(*x, **y)}
+        return calls if mask is not None else {**calls, "eager": lambda: _eager(model, x, y)}
+
+    return _timed(engine, calls_at, some, lazy, repeats, note)
+
+
+def time_saved(engine, some: Lengths, repeats: int) -> dict:
+    """Time a saved engine of a range at each length, with random inputs; see `time_lengths`.
+
+    The length is the second dimension of the inputs where it may change.  Other dimensions have their least size.
+    Raises InputError where there is no such dimension, and for a length outside the range.
+    """
+    shapes = engine._shapes
+    second = [shape[1] for shape in shapes.shapes if len(shape) > 1 and not isinstance(shape[1], int)]
+    symbols = [size for size in second if size.is_Symbol]
+    if not symbols:
+        raise InputError(f"--lengths changes the second dimension of the inputs, and the saved range is of {shapes}")
+
+    def calls_at(length: int) -> dict:
+        sizes = {x: length if x in symbols else shapes.limits.get(x, (LEAST, None))[0] for x in shapes.symbols}
+        inputs = [
+            dataclasses.replace(spec, shape=tuple(at(size, sizes) for size in shape))
+            for spec, shape in zip(shapes.signature.inputs, shapes.shapes)
+        ]
+        signature = dataclasses.replace(shapes.signature, inputs=tuple(inputs))
+        args, kwargs = random_inputs(signature, engine.device_type)
+        return {"stof": lambda: engine(*args, **kwargs)}
+
+    return _timed(engine, calls_at, some, False, repeats, None)
+
+
+def _timed(engine, calls_at: Callable[[int], dict], some: Lengths, lazy: bool, repeats: int, note: str | None) -> dict:
+    """The fields of the command's answer; `calls_at(length)` has the calls to time by system, the engine's first."""
     device, rows = engine.device_type, []
     for length in some.timed:
-        x, y = (at_length(tree, own, length) for tree in (args, kwargs))
-        calls = {"stof": lambda x=x, y=y: engine(*x, **y)}
-        if mask is None:
-            calls["eager"] = lambda x=x, y=y: _eager(model, x, y)
+        calls = calls_at(length)
         first_ms = {name: first_call(call, device)[1] for name, call in calls.items()}
         timed = time_calls(calls, device, repeats)
         for row in timed:

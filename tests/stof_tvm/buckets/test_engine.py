@@ -236,6 +236,7 @@ def test_the_report_lists_its_buckets(engine):
     assert engine.report().to_dict()["is_padded"] and engine.most_engines == 4
     checked = {shapes for shapes, report in engine.report().engines.items() if report.verification.result == "passed"}
     assert checked == {"ids (3, 32)", "ids (3, 16)"}  # the largest, and that of the example
+    assert text.count("; not compared (other sizes of the same program were)") == 2 and "PyTorch: skipped" not in text
 
 
 def test_what_only_engines_of_one_shape_have(engine):
@@ -475,3 +476,12 @@ def test_a_table_in_a_global_that_the_export_left_without_values():
     more = {"dynamic_shapes": {"x": {0: Dim("n", min=2, max=8)}}, "buckets": [8]}
     with pytest.raises(ExportError, match="without values.\nThe model keeps tensors outside of its modules"):
         stof_tvm.build(KeepsOutside().eval(), QUICK_LLVM, (torch.randn(4, 8),), tuning_logs=False, **more)
+
+
+def test_each_size_is_told(caplog):
+    length = {"x": {0: Dim("length", max=8)}}
+    with caplog.at_level("INFO", "stof_tvm"):
+        stof_tvm.build(Scaled(), QUICK_LLVM, (torch.ones(4, 8),), dynamic_shapes=length, buckets=[4, 8])
+    told = [record.getMessage() for record in caplog.records if record.name == "stof_tvm"]
+    assert told[0] == "a BucketEngine of x (1 to 8, 8) compiles 3 sizes"
+    assert re.fullmatch(r"bucket 1 of 3 is compiled: x \(\d, 8\)", told[1]) and told[3].startswith("bucket 3 of 3")

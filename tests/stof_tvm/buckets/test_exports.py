@@ -98,10 +98,19 @@ def test_a_model_that_refuses_a_part_of_the_range():
             return x
 
     inputs, dims = (torch.randn(3, 4), torch.randn(1, 4)), {"x": {0: Dim("n", max=8)}, "y": None}
-    with pytest.raises(ExportError, match="(?s)not exported for the whole range of shapes; lazy=True .*x_0"):
+    with pytest.raises(ExportError, match=r"range of shapes: it takes x\[0\] up to 4, .* max=4, or") as error:
         exports_of(Branch(), inputs, dims)
+    assert "\n" not in str(error.value) and "Suggested fixes" in str(error.value.__cause__)
     with pytest.raises(ExportError, match=r"(?s)whole range of shapes where x\[0\] is 1; .*one row is too few"):
         exports_of(NotOne(), inputs, dims)
+
+
+def test_what_fails_at_any_shape_is_no_matter_of_the_range():
+    words = nn.Embedding(4, 4)
+    with pytest.raises(
+        ExportError, match="^torch.export could not export Embedding: .* scalar types: Long, Int; but got"
+    ):
+        exports_of(words, (torch.randn(3, 4),), {"input": {0: Dim("n", max=8)}})
 
 
 def test_assertions_of_a_program_hold_at_each_call():

@@ -195,6 +195,17 @@ def test_a_bug_of_the_model_shows_its_lines_only(command, stof, work):
     assert "return x + torch.zeros(3)" in errors
 
 
+@pytest.mark.slow
+def test_sizes_that_a_model_refuses_are_told_once(tmp_path):
+    """PyTorch logs a traceback of its own, to the stream that stderr was when it was imported."""
+    model = "class Model(torch.nn.Module):\n    def forward(self, x):\n        return x.expand(2, 3)\n"
+    function = "def model():\n    return Model().eval(), (torch.zeros(2, 4),)\n"
+    (tmp_path / "sizes.py").write_text(f"import torch\n\n\n{model}\n\n{function}")
+    command = [sys.executable, "-m", "stof_tvm.cli", "bench", "sizes.py:model"]
+    told = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert told.returncode == 1 and told.stderr.startswith(b"stof: ") and b"fake_tensor" not in told.stderr
+
+
 def test_a_function_that_fails_shows_its_lines_only(stof, work):
     (work / "failing.py").write_text("def f():\n    return undefined_name\n")
     status, _, errors = stof("bench", "failing.py:f")

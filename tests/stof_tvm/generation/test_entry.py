@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM, BertModel
 
 import stof_tvm
 from stof_tvm.errors import InputError, UnsupportedError
@@ -54,6 +55,10 @@ def test_what_is_refused():
     ids = tokens(1, 5)
     with pytest.raises(UnsupportedError, match="takes a causal language model of transformers, got a Linear"):
         stof_tvm.generate(torch.nn.Linear(2, 2), ids)
+    for encoder in (BertModel, BertForMaskedLM):
+        model = encoder(BertConfig(vocab_size=64, hidden_size=8, num_attention_heads=1, num_hidden_layers=1))
+        with pytest.raises(UnsupportedError, match=f"{encoder.__name__} gives no logits of tokens"):
+            stof_tvm.generate(model, ids, max_new_tokens=3)
     with pytest.raises(InputError, match="prompt and new tokens are 289, and the model has 288 positions"):
         stof_tvm.generate(small("llama"), ids, target=QUICK_LLVM, max_new_tokens=284)
     with pytest.raises(InputError, match="ids must be an int64 tensor"):

@@ -74,10 +74,17 @@ def test_keys_that_the_models_own_masks_skip_are_not_read():
 @pytest.mark.parametrize(
     "mask, error",
     [
-        (torch.ones(32, 32, dtype=torch.bool), r"does not broadcast to \(B, H, Sq, Skv\) = \(1, 4, 64, 64\)"),
+        (
+            torch.ones(32, 32, dtype=torch.bool),
+            r"of shape \(32, 32\) does not broadcast to \(B, H, Sq, Skv\) = \(1, 4, 64, 64\): rows and columns are "
+            "positions, of which there are max_length=64",
+        ),
         (torch.ones(LENGTH, LENGTH), "a mask tensor must be bool"),
         ({"model.layers.0": None}, "leave the path out"),
-        ({"decoder": masks.causal()}, "mask path 'model.decoder' matches no attention of the model"),
+        (
+            {"decoder": masks.causal()},
+            "mask path 'decoder' matches no attention of the model; there are: 'model.layers.0.self_attn'",
+        ),
     ],
 )
 def test_masks_that_do_not_fit(mask, error):
@@ -92,3 +99,12 @@ def test_equal_masks_have_the_same_engines():
         assert entry._identity(mask()) == entry._identity(mask())
     assert entry._identity(masks.a_shape(2, 6)) != entry._identity(masks.a_shape(2, 7))
     assert entry._identity({"a": PER_HEAD}) != entry._identity({"b": PER_HEAD})
+
+
+@pytest.mark.parametrize("path", ["model.layers.0", "model.layers.0.self_attn", "*layers.0*"])
+def test_paths_are_those_of_the_model(path):
+    found = engines(small("qwen3"), max_length=LENGTH, target=QUICK_LLVM, mask={path: masks.strided(5)}, verify=False)
+    sites = found._step.report().sites
+    assert [site.site for site in sites] == [f"model.layers.{n}.self_attn" for n in range(len(sites))]
+    assert ["strided" in str(site.mask) for site in sites] == [True] + [False] * (len(sites) - 1)
+    assert "model.model" not in str(found.report())

@@ -172,9 +172,9 @@ def test_windows_of_layers():
     assert of(window) == [6, 6]
     assert of(masks.sliding_window(5) & masks.sliding_window(3)) == [4, 4]
     assert of(masks.per_head([window, masks.sliding_window(2), window, window])) == [6, 6]
-    assert of({"model.model.layers.1.self_attn": window}) == [None, 6]
-    assert of({"model.model.layers.*": window, "model.model.layers.0*": masks.causal()}) == [None, 6]
-    assert of({"model.model.layers.*": window}, paths[::-1]) == [6, 6]
+    assert of({"model.layers.1.self_attn": window}) == [None, 6]
+    assert of({"model.layers.*": window, "model.layers.0*": masks.causal()}) == [None, 6]
+    assert of({"model.layers.*": window}, paths[::-1]) == [6, 6]
     for unbounded in (None, masks.causal(), window | masks.global_tokens([0])):
         assert of(unbounded) == [None, None]
 

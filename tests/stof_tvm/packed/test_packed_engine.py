@@ -392,3 +392,12 @@ def test_code_for_a_gpu_that_is_not_here():
     by_place = masks.causal() & masks.global_tokens([0])
     assert plans_of(masks_of, {"layers.0": None, "layers.1": by_place}, 64, LONGEST) is None
     assert plans_of(masks_of, {"layers.0": None}, 64, LONGEST) is None
+
+
+def test_each_row_that_is_compiled_is_told(engine, caplog):
+    lengths = [LONGEST] * 9
+    with caplog.at_level("INFO", "stof_tvm"):
+        for _ in range(2):
+            engine.prepare_for(lengths)
+    told = [record.getMessage() for record in caplog.records if record.name == "stof_tvm"]
+    assert told == ["a PackedEngine compiles the engine of rows of 256 tokens, for a batch of 216 real ones"]

@@ -1,12 +1,16 @@
 """`stof bench`: times of right results only."""
 
 import pytest
+import torch
+from torch.export import Dim
 
+import stof_tvm
 from stof_tvm.cli.measuring import range_times, timing
 from stof_tvm.cli.measuring.other_load import OtherLoad
 from stof_tvm.cli.measuring.ratio import UNSURE
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification import masking
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.cli import documented
 
 
@@ -62,7 +66,7 @@ def test_what_fails(stof, work, arguments, why):
     [
         (["my_models.py"], "neither 'demo' nor module:function nor path/file.py:function"),
         (["encoder.stof", "--mask", "causal"], "has its own"),
-        (["encoder.stof", "--lengths", "24:40"], "a saved engine has one shape"),
+        (["encoder.stof", "--lengths", "24:40"], "encoder.stof holds an engine of one shape"),
         (["my_models:encoder", "--lazy"], "--lazy is for --lengths"),
     ],
 )
@@ -113,6 +117,29 @@ def test_an_engine_of_a_range_is_timed_at_each_length(stof, work, monkeypatch):
     lines = range_times.text(found)
     assert lines[0].endswith(f"24 to 40, {found['mode']}") and [line.split()[0] for line in lines[2:4]] == ["24", "40"]
     assert lines[-1].startswith("first call over median: ")
+
+
+class OfAnyLength(torch.nn.Module):
+    def forward(self, x, y):
+        return x * 2 + y
+
+
+def test_a_saved_range_is_timed_at_each_length(stof, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "WARM_UP_SECONDS", 0.0)
+    sizes = {0: Dim("batch", max=2), 1: Dim("length", max=64)}
+    example = torch.ones(2, 24, 3), torch.ones(2, 24, 1, dtype=torch.int64)
+    engine = stof_tvm.build(OfAnyLength(), QUICK_LLVM, example, dynamic_shapes=(sizes, sizes), buckets={"batch": [2]})
+    engine.save(tmp_path / "range.stof")
+    name = str(tmp_path / "range.stof")
+    status, found, errors = stof("bench", name, "--lengths", "24,1,40", "--repeats", 2, "--json")
+    assert (status, errors) == (0, "") and found.keys() <= documented.fields("bench")
+    assert [(row["length"], row["system"]) for row in found["lengths"]] == [(n, "stof") for n in (24, 1, 40)]
+    assert stof("bench", name, "--lengths", "24,40", "--repeats", 2)[0] == 0
+    status, text, errors = stof("bench", name, "--lengths", "24,65")
+    assert (status, text) == (1, "") and "x dimension 1 is 65; it must be 1 to 64" in errors
+    for more, why in (([], "--lengths A,B,C tells which to time"), (["--lengths", "2,3", "--lazy"], "is compiled")):
+        status, text, errors = stof("bench", name, *more)
+        assert (status, text) == (2, "") and why in errors
 
 
 @pytest.mark.parametrize("text", ["128", "128:", "300:200", "5:5", "1:2:3:4", "a:b", "0:8", "7,7"])
