@@ -68,12 +68,13 @@ def generate(
     check_model(model)
     target = parse_target(target)
     device = torch.device("cuda" if target.kind.name == "cuda" else "cpu")
-    checked_ids(ids, model.get_input_embeddings().num_embeddings, device)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    checked_ids(ids, vocabulary, device)
 
     def generator_for(batch: int, length: int) -> Generator:
         return _known_of(model).generator(model, batch, length, target, mask)
 
-    return generated(ids, attention_mask, model.generation_config, generator_for, options)
+    return generated(ids, attention_mask, model.generation_config, vocabulary, generator_for, options)
 
 
 class _Known:

@@ -123,7 +123,7 @@ class Generator:
             Ids that do not fit, prompt and new tokens that are more than `sizes.max_length`.
         """
         checked_ids(ids, self.sizes.vocabulary, self.device)
-        arguments = ids, attention_mask, self._model.generation_config
+        arguments = ids, attention_mask, self._model.generation_config, self.sizes.vocabulary
         if not self._may_begin(ids):
             return generated(*arguments, self.checked, options)
         with self.turn():

@@ -27,8 +27,8 @@ class _Caller(GenerationMixin):
     base_model_prefix = ""
     _is_stateful = False
 
-    def __init__(self, generation_config: GenerationConfig, device: torch.device):
-        self.config = PreTrainedConfig(num_hidden_layers=1)
+    def __init__(self, generation_config: GenerationConfig, vocabulary: int, device: torch.device):
+        self.config = PreTrainedConfig(num_hidden_layers=1, vocab_size=vocabulary)
         self.generation_config = generation_config
         self.device = device
 
@@ -43,6 +43,7 @@ def generated(
     ids: torch.Tensor,
     attention_mask: torch.Tensor | None,
     generation_config: GenerationConfig,
+    vocabulary: int,
     generator_for: "Callable[[int, int], Generator | Ahead]",
     options: dict,
 ) -> torch.Tensor:
@@ -54,6 +55,8 @@ def generated(
         As `Generator.generate` takes them.
     generation_config : GenerationConfig
         The model's own.
+    vocabulary : int
+        How many tokens there are to choose from.
     generator_for : callable
         Maps the number of sequences, and that of tokens of the longest result, to the engines.
     options : dict
@@ -77,7 +80,7 @@ def generated(
                 *(generation_config, most, options.get("streamer")),
             )
 
-    caller = _Caller(generation_config, ids.device)
+    caller = _Caller(generation_config, vocabulary, ids.device)
     return caller.generate(ids, attention_mask=attention_mask, custom_generate=loop, **options)
 
 

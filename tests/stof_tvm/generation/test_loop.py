@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessor, MaxLengthCriteria, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    WatermarkingConfig,
+)
 
 from stof_tvm.errors import InputError, UnsupportedError
 from tests.stof_tvm.generation.conftest import small, tokens
@@ -57,9 +64,10 @@ def test_sequences_end_at_eos_and_are_padded(two):
         dict(do_sample=True, num_return_sequences=2),
         dict(do_sample=False, repetition_penalty=1.3, no_repeat_ngram_size=2),
         dict(do_sample=False, min_new_tokens=5, eos_token_id=list(range(0, 90)), pad_token_id=0),
+        dict(do_sample=True, watermarking_config=WatermarkingConfig(bias=3.0)),
         dict(generation_config=GenerationConfig(do_sample=True, top_k=5, max_new_tokens=9)),
     ],
-    ids=["sample", "warped", "several", "penalties", "least", "config"],
+    ids=["sample", "warped", "several", "penalties", "least", "watermark", "config"],
 )
 def test_options_of_transformers(two, options):
     count = 2 // options.get("num_return_sequences", 1)
