@@ -1,8 +1,4 @@
-"""Memory stays as it is over thousands of calls of random lengths, once every size has been called."""
-
-import gc
-import os
-from pathlib import Path
+"""Ranges whose inputs are padded, and batches without padding: memory over many calls of random lengths."""
 
 import pytest
 import torch
@@ -11,12 +7,12 @@ from torch.export import Dim
 
 import stof_tvm
 from tests.models.quick_llvm import QUICK_LLVM
+from tests.robustness.conftest import count
+from tests.robustness.test_sharing import resident
 
 LONGEST, WIDTH = 24, 16
-MOST_GROWTH = 8 << 20  # bytes, of which allocators keep some; a result kept by each call would be more
-STATM = Path("/proc/self/statm")
-
-pytestmark = pytest.mark.skipif(not STATM.exists(), reason="the system does not tell how much memory is resident")
+MOST_GROWTH = 4 << 20  # bytes, of which allocators keep some; a result kept by each call would be more
+CALLS = count(3_000, 10_000)
 
 
 class Encoder(nn.Module):
@@ -39,14 +35,6 @@ def ranged():
     return lambda lengths: engine(torch.ones(len(lengths), max(lengths), dtype=torch.int64))
 
 
-def lazy():
-    """A call of an engine that keeps the last few lengths."""
-    ids = torch.ones(1, 9, dtype=torch.int64)
-    dims = {"ids": {1: Dim("length", max=LONGEST)}}
-    engine = stof_tvm.build(Encoder().eval(), QUICK_LLVM, (ids,), dynamic_shapes=dims, lazy=True, verify=False)
-    return lambda lengths: engine(torch.ones(1, 1 + lengths[0] % 3, dtype=torch.int64))
-
-
 def packed():
     """A call of an engine without padding."""
     ids = torch.ones(2, LONGEST, dtype=torch.int64)
@@ -59,20 +47,14 @@ def packed():
     return call
 
 
-def resident() -> int:
-    """Bytes of this process in memory."""
-    gc.collect()
-    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("make, calls", [(ranged, 10_000), (lazy, 3_000), (packed, 3_000)])
-def test_memory_stays_as_it_is(make, calls):
+@pytest.mark.parametrize("make", [ranged, packed])
+def test_memory_stays_as_it_is(make):
     call, numbers = make(), torch.Generator().manual_seed(0)
     batches = [torch.randint(1, LONGEST + 1, (1 + n % 4,), generator=numbers).tolist() for n in range(500)]
     for lengths in [[LONGEST] * 4, *batches]:  # every size, and as many masks as are kept
         call(lengths)
     before = resident()
-    for number in range(calls):
+    for number in range(CALLS):
         call(batches[number % len(batches)])
     assert resident() - before < MOST_GROWTH
