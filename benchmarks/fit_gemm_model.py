@@ -28,13 +28,13 @@ from benchmarks.products.cases import ProductCase
 from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED  # noqa: E402
-from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_WGMMA, Model  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_TMA_BEFORE, FITTED_WGMMA, Model  # noqa: E402
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry  # noqa: E402
 from tir_kernels.fusion.problem import GemmProblem, Step  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "gemm_configurations.json"
-COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA}
-# Those of mma.sync were fitted to products with norms as well, and stay.
+COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA, "cluster": FITTED_TMA_BEFORE}
+# Those of mma.sync were fitted to products with norms too, those of clusters before the model knew warps; they stay.
 FREE = {
     "wgmma": ("start", "product", "shared", "wait", "copy", "element", "merge", "read", "soft"),
     "tma": ("start", "product", "shared", "wait", "copy", "element", "merge", "read", "soft", "again"),
@@ -47,6 +47,8 @@ PRIOR = 0.02  # weight of a coefficient's logarithm staying where it was
 
 
 def kind_of(config: GemmConfig) -> str:
+    if config.tma and config.splits > 1:
+        return "cluster"
     return "tma" if config.tma else "wgmma" if config.warpgroup else "mma"
 
 
@@ -142,7 +144,9 @@ def _times_of(row: dict) -> Iterator[tuple[GemmProblem, dict[str, float]]]:
         yield eval(row["problem"], {"GemmProblem": GemmProblem, "Step": Step}), {row["label"]: round(row["us"], 3)}
     elif "medians_us" in row:
         labels = {name.removeprefix("gemm "): us for name, us in row["medians_us"].items() if name.startswith("gemm ")}
-        yield ProductCase.from_row(row).problem, labels
+        problem = ProductCase.from_row(row).problem
+        if problem.batch == 1:  # entries do not say by how many matrices
+            yield problem, labels
 
 
 def main():

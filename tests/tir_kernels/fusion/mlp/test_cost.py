@@ -52,6 +52,4 @@ def test_an_h200_has_one_kernel_where_that_was_the_faster():
     """As measured: 1.26× to 1.04× at an inner width of 64 and up to 2048 rows, 0.91× and less at 128 and more."""
     faster = [mlp(m, 768, 64, 768) for m in (128, 512, 2048)]
     slower = [mlp(m, *sizes) for m in (128, 512, 2048, 4096) for sizes in ((1024, 128, 1024), (256, 512, 256))]
-    wrong = slower.pop(0)  # the model takes one kernel for 3 % faster there; measured it was not
-    assert [gain(problem, SM_90A) > 1 for problem in (*faster, *slower)] == [True] * 3 + [False] * 7
-    assert gain(wrong, SM_90A) < 1.05
+    assert [gain(problem, SM_90A) > 1 for problem in (*faster, *slower)] == [True] * 3 + [False] * 8
