@@ -90,7 +90,16 @@ def test_a_batch_of_products(w_layout, sets, matrices, monkeypatch, tmp_path):
 
 @needs_gxx
 @pytest.mark.parametrize(
-    "sizes, sets", [((64, 64, 64, 4, 1, 4), 2), ((128, 128, 64, 4, 1, 4), 2), ((64, 192, 64, 4, 2, 3), 1)]
+    "sizes, sets",
+    [
+        ((64, 64, 64, 4, 1, 4), 2),
+        ((128, 128, 64, 4, 1, 4), 2),
+        ((64, 192, 64, 4, 2, 3), 1),
+        ((192, 128, 64, 12, 1, 4), 1),
+        ((192, 192, 64, 12, 1, 4), 1),
+        ((64, 160, 64, 4, 1, 7), 2),
+        ((64, 192, 64, 4, 1, 6), 2),
+    ],
 )
 def test_gated_products(sizes, sets, tmp_path):
     given = problem(130, 200, 136, "bfloat16", (RESIDUAL,), gate="silu", gate_bias=True)
