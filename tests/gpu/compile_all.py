@@ -93,12 +93,13 @@ def why_not(source: str, entry: dict[str, list[int]], allowed_spill: int = 0) ->
 
 
 def add(index: int, known: dict) -> tuple[str, dict[str, list[int]], str | None]:
-    """Hash of the source of CASES[index], its figures for each architecture, compiled where `known` has none, and
-    what is wrong with them."""
+    """Hash of the source of CASES[index], its figures for each of its architectures, compiled where `known` has none,
+    and what is wrong with them."""
     case = CASES[index]  # not passed itself: the modules that cases name cannot be sent to another process
     source = source_of(case)
     key = source_hash(source)
-    entry = known.get(key) or {arch: figures(source, arch) for arch in architectures(case)}
+    so_far = known.get(key, {})
+    entry = {arch: so_far[arch] if arch in so_far else figures(source, arch) for arch in architectures(case)}
     return key, entry, why_not(source, entry, may_spill(case))
 
 
@@ -124,7 +125,8 @@ def main() -> int:
         pending = [pool.submit(add, i, known) for i in range(len(CASES))]
         for n, future in enumerate(as_completed(pending), 1):
             key, entry, why = future.result()
-            record["sources"][key] = entry
+            # Cases of one source may be compiled for different architectures.
+            record["sources"][key] = dict(sorted((record["sources"].get(key, {}) | entry).items()))
             if why is not None:
                 wrong[key] = why
             if n % 10 == 0:

@@ -46,7 +46,7 @@ def assert_compiles_without_spills(case):
     text = source_of(case)
     entry = RECORD["sources"].get(source_hash(text))
     assert entry is not None, "no one has compiled this CUDA source; run `python tests/gpu/compile_all.py`"
-    assert set(entry) == set(architectures(case)) and RECORD["figures"] == compile_all.FIGURES
+    assert set(entry) >= set(architectures(case)) and RECORD["figures"] == compile_all.FIGURES
     assert compile_all.why_not(text, entry, compile_all.may_spill(case)) is None
 
 
@@ -83,7 +83,7 @@ def test_every_configuration_that_was_verified_has_been_compiled_without_spills(
     """Without generating them again; their launch bounds are compared where they are compiled."""
     for case in COMPILED:
         entry = RECORD["sources"][MANIFEST["cases"][case.label]["source"]]
-        assert set(entry) == set(architectures(case)), case.label
+        assert set(entry) >= set(architectures(case)), case.label
         spilled = max(dict(zip(RECORD["figures"], found))["spill_bytes"] for found in entry.values())
         assert spilled <= compile_all.may_spill(case), case.label
 
