@@ -17,6 +17,7 @@ from tir_kernels.tuning.decisions import decisions_key, decisions_of
 
 MAX_TRIALS = 1 << 20  # the limit given to strategies; the search itself ends them before
 BATCH = 4  # candidates in a round of MetaSchedule's strategies, which find a few in the time of one
+DRAWS = 16  # rounds of known candidates only that are drawn before a space is taken to be at its end
 # For small spaces, in which most combinations of decisions are no legal configuration.
 POPULATION = {"population_size": 64, "init_min_unmeasured": 8, "genetic_num_iters": 2, "max_fail_count": 100}
 
@@ -33,7 +34,7 @@ class TaskContext:
         Number of candidates in a round.
     repeats : bool
         Whether the strategy may propose a candidate twice, as random traces of a small space do; rounds then leave
-        repeats out.
+        repeats out, and are drawn again where nothing else is in them.
     known : list of (Schedule, float)
         Schedules that were measured before, with microseconds: the cost model learns them, and some strategies begin
         with the best.
@@ -58,8 +59,13 @@ class TaskContext:
         """The next round's candidates, none at the end; a PrimFunc's default schedule is a round by itself."""
         if self.first:
             return [self.first.pop()]
-        found = list(self.context.generate_measure_candidates() or [])
-        return [candidate for candidate in found if self._is_new(candidate)] if self.repeats else found
+        for _ in range(DRAWS):
+            found = list(self.context.generate_measure_candidates() or [])
+            if not self.repeats:
+                return found
+            if new := [candidate for candidate in found if self._is_new(candidate)]:
+                return new
+        return []
 
     def _is_new(self, candidate: MeasureCandidate) -> bool:
         key = decisions_key(decisions_of(candidate.sch.trace))
