@@ -1,6 +1,5 @@
 """`sparse_attention`: one sparse kernel on torch tensors, with the semantics of F.scaled_dot_product_attention."""
 
-import functools
 import math
 import reprlib
 from pathlib import Path
@@ -9,18 +8,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 import torch
 
 from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
+from stof_tvm.launches.planned import planned
+from stof_tvm.launches.sections import Section, in_sections, section_rows
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.running.alignment import aligned
-from stof_tvm.running.bounded_cache import BoundedCache
-from stof_tvm.running.planned_lists import PlannedLists
-from stof_tvm.tuning.logs.replay import tuned_choices
-from tir_kernels.attention.compiled import compile_attention
-from tir_kernels.attention.problem import AttentionProblem, BlockMap, Layouts, View
-from tir_kernels.attention.select import Choice, choose
+from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
-from tir_kernels.errors import DeviceError, InputError
-from tir_kernels.target import cuda_arch, parse_target
+from tir_kernels.errors import InputError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,8 +23,6 @@ if TYPE_CHECKING:
     from stof_tvm.parallel.context.plan import ContextPlan
 
 MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bit indices
-PLAN_BYTES, PLANS = 256 << 20, 256  # limits of the cache: bytes of masks and workspaces, number of plans
-ALIGNED = 64  # elements: the counters of a call lie 256 bytes apart
 Float32 = Literal["ieee", "tf32"]
 Kernel = Literal["block-wise", "row-wise", "warp-specialized"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -229,11 +222,30 @@ def attend(
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
         return _of_no_keys(q, v, sink)
     scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else _number("scale", options.scale)
-    block_map = None
-    if rule is not None:  # a rule takes the scale for 1 / sqrt(D)
-        block_map = rule.block_map(q if options.scale is None else q * (scale * math.sqrt(q.shape[3])), k).contiguous()
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
+    if rule is None:
+        return _attend(q, k, v, given, bias, sink, options, scale, earlier) or ()
+    # A rule takes the scale for 1 / sqrt(D).
+    scaled = q if options.scale is None else q * (scale * math.sqrt(q.shape[3]))
+    rows = None if earlier else section_rows(q, k, v, rule.block, given)
+    if rows is None:
+        whole = Section(given, rule.block_map(scaled, k), rule.block)
+        return _attend(q, k, v, given, bias, sink, options, scale, earlier, whole) or ()
+    k, v = _readable(k), _readable(v)
+
+    def attend_rows(some: torch.Tensor, bias_rows, section: Section):
+        return _attend(some, k, v, section.given, bias_rows, sink, options, scale, (), section)
+
+    of_no_keys = lambda some: _of_no_keys(some, v, sink)
+    return in_sections(attend_rows, of_no_keys, q, bias, rule.maps_of_rows(scaled, k), rule.block, given, rows)
+
+
+def _attend(
+    q, k, v, given: GivenMask, bias, sink, options: Options, scale: float, earlier, section: Section | None = None
+) -> tuple[torch.Tensor, ...] | None:
+    """As `attend`, of no empty tensors, with what a rule found; None for one of several sections that keeps nothing."""
+    block_map = None if section is None else section.block_map.contiguous()
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
     (q, q_layout), (k, k_layout), (v, v_layout) = (_in_place(x) for x in (q, k, v))
     out_layout = q_layout
@@ -257,14 +269,18 @@ def attend(
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
         softcap=None if options.softcap is None else _number("softcap", options.softcap),
         float32=options.float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
-        block_map=None if rule is None or block_map is None else _described(block_map, rule),
+        block_map=None if section is None else section.described,
     )
     inputs = (q, k, v) if bias is None else (q, k, v, bias)
     results: tuple[torch.Tensor, ...] = ()
     if earlier:
         prior = earlier[0].transpose(1, 2) if out_layout == "bshd" else earlier[0]
         results = prior.contiguous(), earlier[1].contiguous()
-    for launch in _plan(problem, given, q.device, options.kernel, options.tuning_logs):
+    alike = None if section is None else section.alike
+    launches = planned(problem, given, q.device, options.kernel, options.tuning_logs, alike)
+    if not launches:
+        return None
+    for launch in launches:
         results = launch(inputs, sink, block_map, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     return (out, *results[1:])
@@ -275,89 +291,6 @@ def without_added_dimensions(results: tuple[torch.Tensor, ...], rank: int, retur
     if rank < 4:
         results = tuple(x.reshape(x.shape[4 - rank :]) for x in results)
     return (results[0], results[1]) if return_lse else results[0]
-
-
-def _plan(
-    problem: AttentionProblem, given: GivenMask, device: torch.device, kernel: str | None, tuning_logs
-) -> "list[_Launch]":
-    """The compiled kernels of a call with their mask operands and workspaces, none of which depends on the data."""
-    key = problem, given.identity, device, kernel, tuning_logs
-    return _plans.get(key) or _plans.put(key, _new_plan(problem, given.make(), device, kernel, tuning_logs))
-
-
-def _new_plan(problem, mask, device, kernel, tuning_logs) -> "list[_Launch]":
-    target = _target(device)
-    tuned = None if kernel is not None else _tuned(tuning_logs, target)
-    choice = choose(problem, mask, target, kernel, tuned)
-    return [_Launch(part, target, device) for part in choice.launches]
-
-
-@functools.lru_cache(maxsize=8)
-def _tuned(tuning_logs, target):
-    return tuned_choices(tuning_logs, target)
-
-
-class _Launch:
-    """A compiled kernel with its mask on the device."""
-
-    def __init__(self, choice: Choice, target, device: torch.device):
-        self.problem = choice.problem
-        self.function = compile_attention(choice.template.NAME, choice.problem, choice.config, target)
-        plan = None
-        if choice.problem.block_map is not None:
-            plan = choice.template.plan(choice.problem, choice.config, target, choice.mask)
-        self.plan = None if plan is None else PlannedLists(plan, target, device)
-        operands = choice.operands(target) if plan is None else plan.rest
-        self.operands = tuple(torch.tensor(array, device=device) for array in operands.constants)
-        self.workspace = tuple(
-            torch.zeros(shape, dtype=getattr(torch, dtype), device=device) for shape, dtype in operands.workspace
-        )
-        self.shares_workspace = operands.unwritten
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the mask and the workspace."""
-        of_plan = 0 if self.plan is None else self.plan.nbytes
-        return sum(x.nbytes for x in (*self.operands, *self.workspace)) + of_plan
-
-    def __call__(self, inputs, sink, block_map, earlier) -> tuple[torch.Tensor, ...]:
-        """Run the kernel on `inputs`, (q, k, v, [bias]); returns (out,) or (out, lse).
-
-        `earlier` holds the results of the previous launch of the plan, or nothing.  Only the last launch reads `sink`.
-        `block_map` is the map of the problem, or None.
-        """
-        problem, q = self.problem, inputs[0]
-        results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
-        if problem.gives_lse:
-            results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
-        sinks = () if problem.sink_dtype is None else (sink,)
-        maps = () if problem.block_map is None else (block_map,) if self.plan is None else self.plan(block_map)
-        self.function(*inputs, *sinks, *maps, *earlier, *self.operands, *self._own_workspace(), *results)
-        return results
-
-    def _own_workspace(self) -> tuple[torch.Tensor, ...]:
-        """A call's own: calls on other streams, and replays of captured calls, may run at the same time."""
-        if self.shares_workspace or not self.workspace:
-            return self.workspace
-        # Floats are written before they are read.  Counters begin at 0: one buffer, which one memset clears.
-        sizes = [0 if x.is_floating_point() else -(-x.numel() // ALIGNED) * ALIGNED for x in self.workspace]
-        zeros = torch.zeros(sum(sizes), dtype=torch.uint32, device=self.workspace[0].device).split(sizes)
-        return tuple(
-            torch.empty_like(x) if x.is_floating_point() else zero[: x.numel()].view(x.shape)
-            for x, zero in zip(self.workspace, zeros)
-        )
-
-
-_plans: BoundedCache[list[_Launch]] = BoundedCache(lambda plan: sum(x.nbytes for x in plan), PLAN_BYTES, PLANS)
-
-
-@functools.cache
-def _target(device: torch.device):
-    if device.type == "cpu":
-        return parse_target("llvm")
-    if device.type != "cuda":
-        raise DeviceError(f"tensors are on {device}; kernels run on 'cpu' and 'cuda'")
-    return parse_target({"kind": "cuda", "arch": cuda_arch(*torch.cuda.get_device_capability(device))})
 
 
 def _check_tensors(q, k, v, bias, sink) -> int:
@@ -404,11 +337,6 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
 
 
-def _described(block_map: torch.Tensor, rule: Rule) -> BlockMap:
-    (batch, heads), (height, width) = block_map.shape[:2], rule.block
-    return BlockMap(batch, heads, height, width)
-
-
 def _number(name: str, value) -> float:
     try:
         return float(value)
@@ -444,6 +372,12 @@ def _narrow_bias(bias: torch.Tensor, q, k) -> torch.Tensor:
         if bias.stride(dim) == 0 and bias.shape[dim] > 1:
             bias = bias.narrow(dim, 0, 1)
     return aligned(bias.resolve_neg().contiguous())
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """x, or its copy if `_in_place` would copy it."""
+    buffer, layout = _in_place(x)
+    return buffer if layout == "bhsd" else x
 
 
 def _in_place(x: torch.Tensor) -> tuple[torch.Tensor, str | View]:

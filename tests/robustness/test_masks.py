@@ -3,7 +3,8 @@
 import torch
 
 import stof_tvm
-from stof_tvm import attention, masks
+from stof_tvm import masks
+from stof_tvm.launches import planned
 from stof_tvm.masks import compilation
 from tests.robustness.conftest import count
 from tests.robustness.test_sharing import resident
@@ -17,7 +18,7 @@ HELD = 256 << 10  # bytes for each cache, so that the warm-up fills them
 
 def test_memory_stays_flat_over_many_masks(monkeypatch):
     """Bool tensors, functions that captured one, and documents; each is another one."""
-    for cache in (attention._plans, compilation._cache):
+    for cache in (planned.plans, compilation._cache):
         cache.clear()
         monkeypatch.setattr(cache, "most_bytes", HELD)
     generator = torch.Generator().manual_seed(0)
@@ -45,5 +46,5 @@ def test_memory_stays_flat_over_many_masks(monkeypatch):
         for number in range(CALLS // WINDOWS):
             call(WARM_UP + window * (CALLS // WINDOWS) + number)
         grown.append(resident() - before)
-    assert attention._plans.bytes <= HELD and compilation._cache.bytes <= HELD
+    assert planned.plans.bytes <= HELD and compilation._cache.bytes <= HELD
     assert min(grown) < GROWTH, grown

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask
 import stof_tvm
 from stof_tvm import attention, masks
 from stof_tvm.errors import InputError, MaskError, StofError, TuningLogError, UnsupportedError
+from stof_tvm.launches import planned
 from stof_tvm.masks.arguments import FixedArray
 from stof_tvm.masks.flex import taken_directly
 from stof_tvm.tuning.logs.log import TuningLog
@@ -33,7 +34,7 @@ from tir_kernels.tuning.workload import attention_workload
 def quick_kernels():
     """Kernels without LLVM's optimizer, which changes no semantics; tests/tir_kernels/attention has them optimized."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "_target", lambda device: QUICK_LLVM)
+        patch.setattr(planned, "target_of", lambda device: QUICK_LLVM)
         yield
 
 
@@ -171,14 +172,14 @@ def seen(monkeypatch):
     """What the kernel of the latest call was given: pointers of q, k and v, and the layouts."""
     seen = {}
 
-    call = attention._Launch.__call__
+    call = planned.Launch.__call__
 
     def spy(launch, inputs, *rest):
         seen["pointers"] = [x.data_ptr() for x in inputs]
         seen["layouts"] = tuple(launch.problem.layouts)
         return call(launch, inputs, *rest)
 
-    monkeypatch.setattr(attention._Launch, "__call__", spy)
+    monkeypatch.setattr(planned.Launch, "__call__", spy)
     return seen
 
 
@@ -390,7 +391,7 @@ def test_no_dense_mask_stays_in_memory():
 
 
 def test_plans_are_bounded(monkeypatch):
-    plans = attention._plans
+    plans = planned.plans
     plans.clear()
     q, k, v = qkv()
     stof_tvm.sparse_attention(q, k, v, masks.sliding_window(1))
@@ -437,7 +438,7 @@ def logged(tmp_path, monkeypatch):
     """A log that says of one attention what the model would not choose: (q, k, v), mask, the configuration."""
     q, k, v = qkv(dim=24)
     mask, target, problems = masks.sliding_window(5), QUICK_LLVM, []
-    monkeypatch.setattr(attention, "_plan", lambda problem, *_: problems.append(problem) or [])
+    monkeypatch.setattr(attention, "planned", lambda problem, *_: problems.append(problem) or [])
     with pytest.raises(IndexError):  # there is no plan, so there are no results
         stof_tvm.sparse_attention(q, k, v, mask)
     monkeypatch.undo()
@@ -454,9 +455,9 @@ def logged(tmp_path, monkeypatch):
 @pytest.fixture
 def launched(monkeypatch):
     """(name of the template, configuration) of every launch that is prepared from now on."""
-    names, compile_ = [], attention.compile_attention
+    names, compile_ = [], planned.compile_attention
     record = lambda name, problem, config, target: names.append((name, config))
-    monkeypatch.setattr(attention, "compile_attention", lambda *a: record(*a) or compile_(*a))
+    monkeypatch.setattr(planned, "compile_attention", lambda *a: record(*a) or compile_(*a))
     return names
 
 
@@ -470,12 +471,12 @@ def test_a_tuning_log_goes_before_the_model(logged, launched, tmp_path):
 def test_the_log_of_the_working_directory_is_the_default(logged, launched, tmp_path, monkeypatch):
     tensors, mask, best = logged
     monkeypatch.chdir(tmp_path)
-    attention._tuned.cache_clear()
-    attention._plans.clear()
+    planned.tuned_at.cache_clear()
+    planned.plans.clear()
     stof_tvm.sparse_attention(*tensors, mask)
     stof_tvm.sparse_attention(*tensors, mask, kernel="block-wise")
-    attention._tuned.cache_clear()
-    attention._plans.clear()
+    planned.tuned_at.cache_clear()
+    planned.plans.clear()
     assert launched[0] == best and launched[1][0] == "block-wise"
 
 
@@ -500,7 +501,7 @@ def compiled(monkeypatch, tmp_path):
     monkeypatch.setattr(compile_kernel, "_compile", lambda *a: calls.append(a) or compile_(*a))
 
     def count() -> int:
-        attention._plans.clear()
+        planned.plans.clear()
         compile_kernel.compile_attention.cache_clear()
         calls.clear()
         q = torch.ones(1, 1, 16, 8)
@@ -525,7 +526,7 @@ def test_a_kernel_on_disk_is_compiled_again_only_where_it_is_damaged(compiled, t
 
 @pytest.mark.slow  # starts Python
 def test_a_fresh_process_finds_the_kernel_on_disk(compiled, tmp_path, monkeypatch):
-    monkeypatch.setattr(attention, "_target", lambda device: parse_target("llvm"))
+    monkeypatch.setattr(planned, "target_of", lambda device: parse_target("llvm"))
     assert compiled() == 1
     code = (
         "import torch, stof_tvm\n"
@@ -619,11 +620,11 @@ def test_editors_complete_the_kernels_that_there_are():
 
 @pytest.mark.parametrize("unwritten", [False, True])
 def test_a_call_has_counters_of_its_own_unless_nothing_counts(unwritten):
-    launch = object.__new__(attention._Launch)
+    launch = object.__new__(planned.Launch)
     launch.shares_workspace = unwritten
     partials, counters = torch.ones(3, 2, 4), [torch.ones(3, 2, dtype=torch.uint32), torch.ones(1, dtype=torch.uint32)]
     launch.workspace = (partials, *counters)
-    mine, *zeros = launch._own_workspace()
+    mine, *zeros = launch._own_workspace(torch.device("cpu"))
     if unwritten:
         assert mine is partials and all(x is y for x, y in zip(zeros, counters))
         return

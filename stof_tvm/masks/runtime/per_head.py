@@ -1,7 +1,7 @@
 """A rule for each head."""
 
 import reprlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import torch
 
@@ -76,18 +76,27 @@ class OfHeads:
                 self.heads.setdefault(entry.identity, []).append(h)
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return self.in_rows(q, k)(0, -(-q.shape[2] // self.block[0]))
+
+    def in_rows(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[int, int], torch.Tensor]:
+        """A function of `first` and `end` to these rows of the block map."""
         if q.shape[1] != self.count:
             raise MaskError(f"runtime.per_head has rules for {self.count} heads, q has {q.shape[1]}")
-        blocks = [-(-x.shape[2] // size) for x, size in zip((q, k), self.block)]
-        everything = torch.ones(1, 1, *blocks, dtype=torch.bool, device=q.device)
-        maps = [everything] * self.count
-        for identity, heads in self.heads.items():
-            found = self.rules[identity].block_map(*_of_heads(q, k, heads))
-            for place, h in enumerate(heads):
-                one = place if found.shape[1] > 1 else 0
-                maps[h] = found[:, one : one + 1]
-        batch = max(one.shape[0] for one in maps)
-        return torch.cat([one.expand(batch, -1, -1, -1) for one in maps], 1)
+        columns = -(-k.shape[2] // self.block[1])
+        of_rules = {x: self.rules[x].maps_of_rows(*_of_heads(q, k, heads)) for x, heads in self.heads.items()}
+
+        def rows(first: int, end: int) -> torch.Tensor:
+            everything = torch.ones(1, 1, end - first, columns, dtype=torch.bool, device=q.device)
+            maps = [everything] * self.count
+            for identity, heads in self.heads.items():
+                found = of_rules[identity](first, end)
+                for place, h in enumerate(heads):
+                    one = place if found.shape[1] > 1 else 0
+                    maps[h] = found[:, one : one + 1]
+            batch = max(one.shape[0] for one in maps)
+            return torch.cat([one.expand(batch, -1, -1, -1) for one in maps], 1)
+
+        return rows
 
 
 def _of_heads(q: torch.Tensor, k: torch.Tensor, heads: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

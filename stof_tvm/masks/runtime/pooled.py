@@ -1,6 +1,8 @@
 """Rules by the scores of pooled blocks."""
 
 import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -44,19 +46,45 @@ def top_blocks(k: int, block=64, causal: bool = False, pool: str = MEAN) -> Rule
     k, size = check_int("k", k, least=1), check_block(block)
     if pool not in POOLS:
         raise MaskError(f"pool={reprlib.repr(pool)} must be 'mean' or 'bounds'")
-    scores = pooled_scores if pool == MEAN else bounding_scores
-
-    def top(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        return largest(scores(queries, keys, size, causal), k)
-
+    top: Callable
+    if pool == MEAN:
+        top = _TopMeans(k, size, causal)
+    else:
+        top = lambda queries, keys: largest(bounding_scores(queries, keys, size, causal), k)
     text = f"top_blocks({k}, block={block}" + ", causal=True" * causal + f", pool='{pool}'" * (pool != MEAN) + ")"
     return Rule(top, size, causal_mask() if causal else None, text)
 
 
+@dataclass(frozen=True)
+class _TopMeans:
+    """The rule's function for means of blocks, with its arguments."""
+
+    k: int
+    block: tuple[int, int]
+    causal: bool
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return self.in_rows(q, k)(0, -(-q.shape[2] // self.block[0]))
+
+    def in_rows(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[int, int], torch.Tensor]:
+        queries, keys = _pooled(q, k, self.block)
+        reached = reachable(q.shape[2], k.shape[2], self.block, q.device) if self.causal else None
+
+        def rows(first: int, end: int) -> torch.Tensor:
+            scores = grouped_product(queries[:, :, first:end], keys)
+            return largest(scores if reached is None else scores.masked_fill(~reached[first:end], -torch.inf), self.k)
+
+        return rows
+
+
+def _pooled(q: torch.Tensor, k: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 (B, H, query blocks, D) and (B, Hkv, D, key blocks): the means of blocks, queries times the scale."""
+    return block_means(q, size[0]) * default_scale(q), block_means(k, size[1]).transpose(-1, -2)
+
+
 def pooled_scores(q: torch.Tensor, k: torch.Tensor, size: tuple[int, int], causal: bool) -> torch.Tensor:
     """Float32 (B, H, query blocks, key blocks): the scores of the blocks' means; -inf what a causal mask empties."""
-    pooled = block_means(k, size[1]).transpose(-1, -2)
-    return _reachable(grouped_product(block_means(q, size[0]) * default_scale(q), pooled), q, k, size, causal)
+    return _reachable(grouped_product(*_pooled(q, k, size)), q, k, size, causal)
 
 
 def bounding_scores(q: torch.Tensor, k: torch.Tensor, size: tuple[int, int], causal: bool) -> torch.Tensor:

@@ -67,19 +67,59 @@ class Rule:
             Tensors that do not belong together.
         """
         check_attention(q, k)
+        return self._checked(self._called(self.function, q, k), q, k, 0, self._block_rows(q))
+
+    def maps_of_rows(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[int, int], torch.Tensor]:
+        """A function of `first` and `end` to these rows of the block map, boolean (B or 1, H or 1, rows, key blocks).
+
+        The whole map is made at once where the rule's function has no method `in_rows` (see `rule`).
+
+        Parameters
+        ----------
+        q, k : Tensor
+            As `block_map` takes them.
+
+        Raises
+        ------
+        MaskError, InputError
+            As `block_map` does, here or when rows are asked for.
+        """
+        in_rows = getattr(self.function, "in_rows", None)
+        if in_rows is None:
+            whole = self.block_map(q, k)
+            return lambda first, end: whole[:, :, first:end]
+        check_attention(q, k)
+        found = self._called(in_rows, q, k)
+
+        def rows(first: int, end: int) -> torch.Tensor:
+            some = self._called(lambda q, k: found(first, end), q, k)
+            return self._checked(some, q, k, first, end)
+
+        return rows
+
+    def _block_rows(self, q: torch.Tensor) -> int:
+        return -(-q.shape[2] // self.block[0])
+
+    def _called(self, function: Callable, q: torch.Tensor, k: torch.Tensor):
+        """function(q, k); MaskError if it writes into them."""
         before = _versions(q, k)
         with torch.no_grad():
-            found = self.function(q, k)
+            found = function(q, k)
         if _versions(q, k) != before:
             raise MaskError(f"{self.text} writes into q or k, which are the attention's own: let it compute on copies")
-        blocks = tuple(-(-n // size) for n, size in zip((q.shape[2], k.shape[2]), self.block))
+        return found
+
+    def _checked(self, found, q: torch.Tensor, k: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """What the function gave for rows of blocks; MaskError unless it is that part of a block map."""
+        blocks = end - first, -(-k.shape[2] // self.block[1])
         if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.device != q.device:
             what = f"{found.dtype} on {found.device}" if isinstance(found, torch.Tensor) else type(found).__name__
             raise MaskError(f"{self.text} gave {what}; a rule's function gives a bool tensor on {q.device}")
         leads = found.ndim == 4 and found.shape[0] in (1, q.shape[0]) and found.shape[1] in (1, q.shape[1])
         if not leads or found.shape[2:] != blocks:
+            which = "" if blocks[0] == self._block_rows(q) else f" for the rows of blocks {first} to {end - 1}"
             raise MaskError(
-                f"{self.text} gave a block map of shape {tuple(found.shape)}; with blocks of {self.block[0]}x"
+                f"{self.text} gave a block map of shape {tuple(found.shape)}{which}; with blocks of {self.block[0]}x"
                 f"{self.block[1]} it is (B or 1, H or 1, {blocks[0]}, {blocks[1]}) of (B, H) = {tuple(q.shape[:2])}"
             )
         return found
@@ -113,7 +153,9 @@ def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=6
     ----------
     function : callable
         Of q, (B, H, Sq, D), and k, (B, Hkv, Skv, D), floating point, to a boolean tensor (B or 1, H or 1, query blocks,
-        key blocks), True is kept; lengths that are no multiples of a block have a short last one.
+        key blocks), True is kept; lengths that are no multiples of a block have a short last one.  If it has a method
+        in_rows(q, k), which returns a function of `first` and `end` to these rows of the same map, `sparse_attention`
+        never holds the maps of long inputs whole.
     block : int or tuple of two ints
         Height and width of a block, multiples of 16 query rows and 32 keys; one number is both.
 

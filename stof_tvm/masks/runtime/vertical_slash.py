@@ -1,5 +1,8 @@
 """MInference's vertical and slash positions, found from the last queries."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from stof_tvm.masks.arguments import check_int
@@ -35,15 +38,31 @@ def vertical_slash(vertical: int, slash: int, last: int = 64, sinks: int = 30, w
     vertical, slash, sinks, window = (check_int(name, value) for name, value in given.items())
     last, size = check_int("last", last, least=1), check_block(block)
 
-    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        length = check_prompt("vertical_slash", q, k)
-        by_key, by_distance = sums_of_last(q, k, min(last, length))
-        columns = _chosen(by_key, max(vertical, sinks), sinks)
-        distances = _chosen(by_distance, max(slash, window), window)
-        return _blocks(columns, distances, size)
-
     text = f"vertical_slash({vertical}, {slash}, last={last}, sinks={sinks}, window={window}, block={block})"
-    return Rule(found, size, causal_mask(), text)
+    return Rule(_VerticalSlash(vertical, slash, last, sinks, window, size), size, causal_mask(), text)
+
+
+@dataclass(frozen=True)
+class _VerticalSlash:
+    """The rule's function, with its arguments."""
+
+    vertical: int
+    slash: int
+    last: int
+    sinks: int
+    window: int
+    block: tuple[int, int]
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return self.in_rows(q, k)(0, -(-q.shape[2] // self.block[0]))
+
+    def in_rows(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[int, int], torch.Tensor]:
+        length = check_prompt("vertical_slash", q, k)
+        by_key, by_distance = sums_of_last(q, k, min(self.last, length))
+        columns = _chosen(by_key, max(self.vertical, self.sinks), self.sinks)
+        distances = _chosen(by_distance, max(self.slash, self.window), self.window)
+        before = _before(columns), _before(distances)
+        return lambda first, end: _blocks(*before, length, self.block, first, end)
 
 
 def _chosen(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:
@@ -53,20 +72,29 @@ def _chosen(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:
     return torch.zeros_like(sums, dtype=torch.bool).scatter(-1, chosen, True)
 
 
-def _blocks(columns: torch.Tensor, distances: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Boolean (B, H, query blocks, key blocks): those with a pair j <= i of a chosen column or distance."""
-    length, device = columns.shape[-1], columns.device
-    first_row, first_key = (torch.arange(0, length, n, device=device) for n in size)
+def _before(chosen: torch.Tensor) -> torch.Tensor:
+    """int32 (B, H, S + 1): how many of chosen (B, H, S), boolean, come before each place."""
+    zero = torch.zeros((*chosen.shape[:-1], 1), dtype=torch.int32, device=chosen.device)
+    return torch.cat([zero, chosen.cumsum(-1, dtype=torch.int32)], -1)
+
+
+def _blocks(
+    columns: torch.Tensor, distances: torch.Tensor, length: int, size: tuple[int, int], first: int, end: int
+) -> torch.Tensor:
+    """Boolean (B, H, end - first, key blocks): those with a pair j <= i of a chosen column or distance.
+
+    Of columns and distances, int32 (B, H, S + 1), it is known how many are chosen before each; the rows are those of
+    the query blocks from `first` to `end`.
+    """
+    device = columns.device
+    first_row = torch.arange(first * size[0], min(end * size[0], length), size[0], device=device)
+    first_key = torch.arange(0, length, size[1], device=device)
     last_row, last_key = ((x + n).clamp(max=length) - 1 for x, n in zip((first_row, first_key), size))
-    zero = torch.zeros((*columns.shape[:-1], 1), dtype=torch.int32, device=device)
-    before = [
-        torch.cat([zero, x.cumsum(-1, dtype=torch.int32)], -1) for x in (columns, distances)
-    ]  # how many come before each place
     # Columns of a block that some row of it reaches.
-    first = first_key.expand(len(first_row), -1)
-    end = torch.minimum(last_key, last_row[:, None]) + 1
-    hit = before[0][..., end.clamp(min=0)] > before[0][..., torch.minimum(first, end)]
+    starts = first_key.expand(len(first_row), -1)
+    ends = torch.minimum(last_key, last_row[:, None]) + 1
+    hit = columns[..., ends.clamp(min=0)] > columns[..., torch.minimum(starts, ends)]
     # The distances i - j of a block are all from its upper right to its lower left corner.
     low = (first_row[:, None] - last_key).clamp(min=0)
     high = (last_row[:, None] - first_key + 1).clamp(min=0)
-    return hit | (before[1][..., high] > before[1][..., torch.minimum(low, high)])
+    return hit | (distances[..., high] > distances[..., torch.minimum(low, high)])

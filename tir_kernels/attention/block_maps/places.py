@@ -36,6 +36,7 @@ class Places(NamedTuple):
     part_columns : int32 (partial blocks or 1,)
         The block column of each row of the mask's bitmap.
     full_columns : uint16 (full blocks or 1,)
+        1 where no row needs them, for its full blocks follow one another.
     """
 
     places: np.ndarray
@@ -66,14 +67,16 @@ def places_of(mask: BlockSparseMask, problem: AttentionProblem) -> Places:
     entry = batch_entry % map_shape[0] * map_shape[1] + head_of_entry % map_shape[1]
     places[:-1, Place.MAP] = (entry * map_shape[2] + row // (given.block_m // mask.block_m)) * map_shape[3]
     places[:-1, Place.HEAD] = head
-    places[:-1, Place.FIRST] = _runs(mask)[listed]
+    runs = _runs(mask)
+    places[:-1, Place.FIRST] = runs[listed]
     most = max(int(np.prod(map_shape, dtype=np.int64)), int(places.max()))
     if most >= LIMIT:
         raise UnsupportedError(f"a block map of shape {map_shape} needs lists of {most} numbers; indices are 32-bit")
     if mask.n_block_cols > COLUMNS:
         raise UnsupportedError(f"a block map over {mask.n_block_cols} blocks of keys; at most {COLUMNS} are supported")
+    read = ((runs < 0) & (mask.full_row_ptr[1:] > mask.full_row_ptr[:-1])).any()
     part_columns, full_columns = (
-        x if len(x) else np.zeros(1, np.int32) for x in (mask.part_col_idx, mask.full_col_idx)
+        x if len(x) else np.zeros(1, np.int32) for x in (mask.part_col_idx, mask.full_col_idx[: None if read else 0])
     )
     return Places(
         places.astype(np.int32), part_columns.astype(np.int32), full_columns.astype(np.uint16), int(places[-1, 0])
