@@ -16,6 +16,7 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import InputError
 from tir_kernels.tuned_config import TunedConfig
 from tir_kernels.tuning.attention_spaces import mask_digest
+from tir_kernels.tuning.problem_json import problem_to_json
 from tir_kernels.tuning.template_space import from_decisions, misfit
 from tir_kernels.tuning.workload import attention_workload, fusion_workload, primfunc_workload
 
@@ -31,6 +32,9 @@ class Log(Protocol):
 
     def ranked(self, workload: tvm.IRModule, gpu: str | None) -> list:
         """The records of a workload: those of this GPU come first, and faster records before slower ones."""
+
+    def may_hold(self, problem: str) -> bool:
+        """Whether it may have a workload of a problem, as `problem_to_json` writes it."""
 
     def scheme(self, key: str, gpu: str | None):
         """The fusion scheme found on this GPU for a graph's key, else the best of another GPU, or None."""
@@ -69,11 +73,15 @@ class TunedChoices:
     def fusion(self, problem) -> TunedConfig | None:
         """The fastest known kernel of a problem of the fusion templates."""
         if problem not in self._known:
-            self._known[problem] = self._best(problem, fusion_workload(problem))
+            # Most problems were never tuned, and the workload of one takes a tenth of a second to make.
+            tried = self.log.may_hold(problem_to_json(problem))
+            self._known[problem] = self._best(problem, fusion_workload(problem)) if tried else None
         return self._known[problem]
 
     def attention(self, problem: AttentionProblem, mask: MaskLike | None) -> TunedConfig | None:
         """The fastest known kernel of an attention with a mask."""
+        if not self.log.may_hold(problem_to_json(problem)):
+            return None
         key = problem, mask_digest(problem, mask)
         if key not in self._known:
             while len(self._known) >= KNOWN:  # a serving loop brings new masks all the time

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from relax_passes import tuned_choices
 from relax_passes.tuned_choices import TunedChoices
 from stof_tvm import masks
 from tir_kernels.attention.problem import AttentionProblem
@@ -12,6 +13,7 @@ from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.problem import GemmProblem, Step
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.attention_spaces import attention_spaces, mask_digest
+from tir_kernels.tuning.problem_json import problem_to_json
 from tir_kernels.tuning.template_space import fusion_spaces
 from tir_kernels.tuning.workload import mask_of, problem_of
 
@@ -33,6 +35,9 @@ class Log:
     def __init__(self, records):
         self.records = records
         self.asked = []
+
+    def may_hold(self, problem):
+        return True
 
     def ranked(self, workload, gpu):
         self.asked.append(gpu)
@@ -80,3 +85,19 @@ def test_attention_is_known_by_its_mask():
     assert tuned.attention(problem, masks.from_tensor(window.dense(256))).config == space.configs[3]
     assert tuned.attention(problem, masks.sliding_window(17)) is None
     assert tuned.attention(problem, None) is None
+
+
+def test_no_workload_is_made_for_what_was_never_tuned(monkeypatch):
+    """A workload takes a tenth of a second, and a model's fusion schemes ask for hundreds of problems."""
+
+    class Holds(Log):
+        def may_hold(self, problem):
+            return problem == problem_to_json(PROBLEM)
+
+    attention = AttentionProblem(1, 2, 2, 256, 256, 64, 64, "float16", 0.125)
+    tuned = TunedChoices(Holds({(PROBLEM, None): [Record(decisions(gemm_cuda, 5))]}), TARGET)
+    made, make = [], tuned_choices.fusion_workload
+    monkeypatch.setattr(tuned_choices, "fusion_workload", lambda problem: made.append(problem) or make(problem))
+    monkeypatch.setattr(tuned_choices, "attention_workload", lambda *key: pytest.fail("made"))
+    assert tuned.fusion(replace(PROBLEM, m=5)) is None and tuned.attention(attention, masks.causal()) is None
+    assert tuned.fusion(PROBLEM) is not None and made == [PROBLEM]

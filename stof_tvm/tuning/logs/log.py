@@ -32,6 +32,7 @@ from stof_tvm.tuning.logs.line_file import Checksums, LineFile, locked
 from stof_tvm.tuning.logs.record import Record, SchemeRecord, checked_decisions, checked_time, typed
 from tir_kernels.errors import TuningLogError
 from tir_kernels.tuning.decisions import decisions_of
+from tir_kernels.tuning.workload import PROBLEM
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -40,6 +41,7 @@ CHECKSUMS = "database_checksums.json"
 SCHEMES = "fusion_schemes.json"
 README = "README.md"
 FAILED_SECONDS = 1e9  # MetaSchedule writes this or more for a trial that failed
+TEXT = rb'"ffi\.String","data":("(?:[^"\\]|\\.)*")'  # of a module
 LENGTH_BYTES = 8  # of the length before the JSON of a module
 
 
@@ -75,6 +77,7 @@ class TuningLog:
         self._workloads = LineFile(self.folder / WORKLOADS, self._checksums, is_ordered=True)
         self._trials, self._failures = (LineFile(self.folder / name, self._checksums) for name in (RECORDS, FAILURES))
         self._keys = []  # hashes of the workloads, in the file's order
+        self._problems = set()  # what `_problems_in` finds in the workloads
         self._records = {}  # hash of a workload -> its trials
         self._schemes = {}  # key of a graph -> GPU -> record
         self.refresh()
@@ -103,6 +106,10 @@ class TuningLog:
         """The trials of a workload that have a time: first those of `gpu`, then others, the fastest first."""
         valid = [record for record in self.records(workload) if record.valid]
         return sorted(valid, key=lambda record: (record.gpu != gpu, record.us))
+
+    def may_hold(self, problem: str) -> bool:
+        """Whether a workload may be of a problem, as `problem_to_json` writes it; a look-up, where modules take long."""
+        return problem in self._problems or None in self._problems
 
     def best(self, workload: tvm.IRModule | str, gpu: str | None = None) -> Record | None:
         """The first of the `ranked` trials, None where no trial has a time."""
@@ -139,6 +146,7 @@ class TuningLog:
             if key not in self._keys:
                 self._workloads.append(_workload_json(workload))
                 self._keys.append(key)
+                self._problems |= _problems_in(_workload_json(workload)[1])
             row = [self._keys.index(key), self._record_json(workload, trace, outcome, gpu)]
             return self._append(self._trials, self._trial, row)
 
@@ -184,7 +192,7 @@ class TuningLog:
             with self._workloads.expecting(line):
                 key, module = typed("the line", row, list)
                 self._keys.append(typed("the hash", key, str))
-                typed("the module", module, str)
+                self._problems |= _problems_in(typed("the module", module, str))
         for file, record_of in ((self._trials, self._trial), (self._failures, self._failure)):
             for line, row in file.read_new():
                 with file.expecting(line):
@@ -251,6 +259,17 @@ def _workload_json(workload: tvm.IRModule) -> tuple[str, str]:
 def _workload_parts(workload: tvm.IRModule) -> tuple:
     """The parts of a trial's MetaSchedule record that come from its workload, cached for the same reason."""
     return ms.database.Workload(workload), ms.arg_info.ArgInfo.from_entry_func(workload)
+
+
+def _problems_in(module: str) -> set[str | None]:
+    """The texts of a serialised module of which one is its problem; None among them where that may be any."""
+    try:
+        data = base64.b64decode(module, validate=True)
+    except ValueError:
+        return {None}
+    if PROBLEM.encode() not in data:
+        return set()  # of a function that no template computes
+    return {json.loads(text) for text in re.findall(TEXT, data) if text.startswith(b'"{')} or {None}
 
 
 def _compact(text: str) -> str:

@@ -391,6 +391,9 @@ class Log:
     def scheme(self, key, _gpu):
         return self.schemes.get(key)
 
+    def may_hold(self, problem):
+        return True
+
     def ranked(self, _workload, _gpu):
         return []
 

@@ -1,8 +1,10 @@
 """Tuning logs: round trips, MetaSchedule's own reader, several processes, damage."""
 
+import base64
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,9 @@ from tests.stof_tvm.tuning import logged
 from tests.stof_tvm.tuning.logged import GPU, OTHER, PROBLEM, SPACE, TARGET, WORKLOAD, trace
 from tir_kernels.errors import TuningLogError
 from tir_kernels.target import parse_target
+from tir_kernels.tuning.problem_json import problem_to_json
 from tir_kernels.tuning.template_space import chosen
-from tir_kernels.tuning.workload import problem_of
+from tir_kernels.tuning.workload import fusion_workload, primfunc_workload, problem_of
 
 ROOT = Path(__file__).parents[4]
 
@@ -46,6 +49,40 @@ def test_records_round_trip(folder):
     assert chosen(sch) == (SPACE.template, SPACE.configs[1])
     assert log.records(OTHER)[0].gpu == "NVIDIA A100"
     assert [problem_of(mod) for _, mod in log.workloads()][0] == PROBLEM
+
+
+def test_problems_are_looked_up_without_their_workloads(folder):
+    """Also of workloads that this or another process adds, once they are read."""
+    texts = [problem_to_json(replace(PROBLEM, m=m)) for m in (64, 32, 16, 8)]
+    log = TuningLog(folder.parent, TARGET)
+    assert list(map(log.may_hold, texts)) == [True, True, False, False]
+    log.add(fusion_workload(replace(PROBLEM, m=16)), trace(), 7.0, GPU)
+    TuningLog(folder.parent, TARGET).add(fusion_workload(replace(PROBLEM, m=8)), trace(), 7.0, GPU)
+    assert list(map(log.may_hold, texts)) == [True, True, True, False]
+    log.refresh()
+    assert list(map(log.may_hold, texts)) == [True] * 4
+    assert not TuningLog(folder.parent / "none", TARGET).may_hold(texts[0])
+
+
+@pytest.mark.parametrize("module", ["no base64!", base64.b64encode(b'12345678{"stof.problem": 3}').decode()])
+def test_a_workload_of_another_form_may_be_of_any_problem(tmp_path, module):
+    folder = tmp_path / "sm_80"
+    folder.mkdir()
+    (folder / WORKLOADS).write_text(json.dumps(["1", module]) + "\n")
+    assert TuningLog(tmp_path, TARGET).may_hold(problem_to_json(PROBLEM))
+
+
+def test_functions_that_no_template_computes_are_of_no_problem(folder):
+    log = TuningLog(folder.parent, TARGET)
+    workload = primfunc_workload(OTHER["main"].without_attr("stof.problem"))
+    log.add(workload, trace(), 7.0, GPU)
+    assert len(log.keys) == 3 and not log.may_hold(problem_to_json(replace(PROBLEM, m=16)))
+
+
+def test_every_problem_of_the_committed_logs_is_found():
+    log = TuningLog(ROOT / "tuning_logs", TARGET)
+    problems = [problem_of(mod) for _, mod in list(log.workloads())[::8]]
+    assert len(problems) > 10 and all(log.may_hold(problem_to_json(x)) for x in problems if x is not None)
 
 
 def test_added_records_are_those_that_are_read(folder):

@@ -129,6 +129,9 @@ def test_of_two_templates_of_a_name_the_later_is_found():
 class LogOfOne:
     """A tuning log whose only record is of a template that this project does not have."""
 
+    def may_hold(self, problem):
+        return True
+
     def ranked(self, workload, gpu):
         return [SimpleNamespace(decisions=DECISIONS, us=1.5, gpu="a CPU", location="log:1", trace=[[], []])]
 
