@@ -27,9 +27,19 @@ LAYOUTS = {
     "more dimensions": lambda emit, c: emit(op.squeeze(emit(op.expand_dims(c, [0, 2])), [0])),
     "one after another": lambda emit, c: emit(op.permute_dims(emit(op.reshape(emit(op.permute_dims(c)), (2, 10, 3))))),
 }
-NEAR_MISSES = {
+LAYOUTS |= {
     "first rows": lambda emit, c: emit(op.strided_slice(c, [0], [0], [2])),
     "every other": lambda emit, c: emit(op.strided_slice(c, [1], [0], [4], [2])),
+    "every third, from the second on": lambda emit, c: emit(op.strided_slice(c, [2], [1], [5], [3])),
+    "last ones": lambda emit, c: emit(op.strided_slice(c, [1, -1], [-3, -2], [4, 99])),
+    "all": lambda emit, c: emit(op.strided_slice(c, [0], [0], [3])),
+    "none": lambda emit, c: emit(op.strided_slice(c, [1], [2], [2])),
+    "a cut, transposed, and cut": lambda emit, c: emit(
+        op.strided_slice(emit(op.permute_dims(emit(op.strided_slice(c, [0], [1], [3])))), [0, 1], [1, 0], [4, 2])
+    ),
+}
+NEAR_MISSES = {
+    "from behind, by a slice": lambda emit, c: emit(op.strided_slice(c, [1], [3], [0], [-1])),
     "backwards": lambda emit, c: emit(op.flip(c, 1)),
     "broadcast": lambda emit, c: emit(op.broadcast_to(c, (2, 3, 4, 5))),
     "repeated": lambda emit, c: emit(op.tile(c, (1, 2, 1))),
