@@ -29,7 +29,11 @@ def hash_of(index: int) -> str:
 def main() -> int:
     manifest = json.loads(MANIFEST.read_text())
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        hashes = pool.map(hash_of, range(len(CASES)), chunksize=8)
+        hashes = []
+        for found in pool.map(hash_of, range(len(CASES)), chunksize=8):
+            hashes.append(found)
+            if len(hashes) % 200 == 0:
+                print(f"{len(hashes)} of {len(CASES)}", flush=True)
         known = [manifest["cases"].get(c.label, {}).get("source") for c in CASES]
         other = [c.label for c, found, source in zip(CASES, hashes, known) if source and found != source]
     missing = [c.label for c, source in zip(CASES, known) if not source]

@@ -108,7 +108,7 @@ class TuningLog:
         return sorted(valid, key=lambda record: (record.gpu != gpu, record.us))
 
     def may_hold(self, problem: str) -> bool:
-        """Whether a workload may be of a problem, as `problem_to_json` writes it; a look-up, where modules take long."""
+        """Whether a workload may be of a problem, as `problem_to_json` writes it; quick, where modules take long."""
         return problem in self._problems or None in self._problems
 
     def best(self, workload: tvm.IRModule | str, gpu: str | None = None) -> Record | None:
