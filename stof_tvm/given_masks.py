@@ -56,10 +56,18 @@ def check_given(mask) -> None:
             "mask must be a Mask, a bool tensor or array, a BlockMask or a mask_mod function, "
             f"got {type(mask).__name__} {reprlib.repr(mask)}"
         )
-    elif (name := getattr(mask, "__name__", "")) in masks.__all__ and getattr(masks, name) is mask:
-        parameters = inspect.signature(mask).parameters.values()
-        arguments = "…" if any(parameter.default is parameter.empty for parameter in parameters) else ""
-        raise MaskError(f"masks.{name} is a function that makes a mask; call it: masks.{name}({arguments})")
+    else:
+        _check_called(mask)
+
+
+def _check_called(function: Callable) -> None:
+    """MaskError for a function of this package that makes masks or rules, given instead of what it makes."""
+    name = getattr(function, "__name__", "")
+    for module, where, made in ((masks, "masks", "mask"), (masks.runtime, "masks.runtime", "rule")):
+        if name in module.__all__ and getattr(module, name) is function:
+            parameters = inspect.signature(function).parameters.values()
+            arguments = "…" if any(parameter.default is parameter.empty for parameter in parameters) else ""
+            raise MaskError(f"{where}.{name} is a function that makes a {made}; call it: {where}.{name}({arguments})")
 
 
 def _as_bool(mask) -> str:

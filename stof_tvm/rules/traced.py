@@ -51,7 +51,7 @@ class TracedRule:
         UnsupportedError
             An operator that has no converter.
         """
-        key = self.rule.function, self.rule.block, q_shape, k_shape, dtype
+        key = self.rule.identity, self.rule.block, q_shape, k_shape, dtype
         if key not in self.known:
             self.known[key] = self._traced(q_shape, k_shape, getattr(torch, dtype))
         return self.known[key]

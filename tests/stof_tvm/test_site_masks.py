@@ -77,6 +77,8 @@ def test_layers_share_what_was_made():
         ("causal()", "mask is the text 'causal"),
         (torch.nn.Linear, "got type <class"),
         (masks.causal, r"call it: masks\.causal\(\)"),
+        (masks.runtime.top_blocks, r"makes a rule; call it: masks\.runtime\.top_blocks\(…\)"),
+        (masks.runtime.xattention, r"makes a rule; call it: masks\.runtime\.xattention\(\)"),
         (WINDOW.dense(S).float(), r"must be bool .*float32.*masks\.from_tensor"),
         (np.zeros((S, S)), r"must be bool .*float64"),
         ({"layer": 7}, "mask for 'layer': .*got int 7"),

@@ -1,5 +1,6 @@
 """The weights of one attention, some rows at a time, and the rows of masks beside them: no q_len × kv_len array."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,8 +104,16 @@ def grouped_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.dtype in (torch.float16, torch.bfloat16) and is_on_gpu(x):
         product = torch.bmm(x.flatten(0, 1), y.flatten(0, 1), out_dtype=torch.float32)
     else:
-        product = x.float() @ y.float()
+        with without_autocast(x.device):
+            product = x.float() @ y.float()
     return product.reshape(batch, heads, rows, y.shape[3])
+
+
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
+    """A context in which a device's products have the dtypes of their operands, if they might have others."""
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
 
 
 def is_on_gpu(x: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ import torch
 
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.mask import per_head as mask_per_head
-from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.runtime.rule import ByItself, Rule
 from stof_tvm.masks.windows import causal
 from tir_kernels.errors import MaskError
 
@@ -44,7 +44,7 @@ def per_head(rules) -> Rule:
             )
     text = f"per_head([{', '.join(map(repr, entries))}])"
     heads = OfHeads(entries, found[0].block)
-    return Rule(heads, found[0].block, _within(entries), text, identity=id(heads))
+    return Rule(heads, found[0].block, _within(entries), text, identity=ByItself(heads))
 
 
 def _within(entries: list[Mask | Rule]) -> Mask | None:

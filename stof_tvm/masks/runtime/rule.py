@@ -7,11 +7,27 @@ import torch
 
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask, Or
-from stof_tvm.masks.quality.weights import check_attention
+from stof_tvm.masks.quality.weights import check_attention, without_autocast
 from stof_tvm.masks.tensors import block_sparse
 from tir_kernels.errors import MaskError
 
 ROWS, KEYS = 16, 32  # what the height and the width of a block are multiples of
+
+
+class ByItself:
+    """The identity of a rule whose function nothing but itself is known to equal, whatever it compares as.
+
+    A copy of the rule has a copy of the function, and so another identity.
+    """
+
+    def __init__(self, function: Callable):
+        self.function = function
+
+    def __eq__(self, other):
+        return isinstance(other, ByItself) and self.function is other.function
+
+    def __hash__(self):
+        return id(self.function)
 
 
 class Rule:
@@ -103,7 +119,7 @@ class Rule:
     def _called(self, function: Callable, q: torch.Tensor, k: torch.Tensor):
         """function(q, k); MaskError if it writes into them."""
         before = _versions(q, k)
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(q.device):
             found = function(q, k)
         if _versions(q, k) != before:
             raise MaskError(f"{self.text} writes into q or k, which are the attention's own: let it compute on copies")
@@ -115,6 +131,8 @@ class Rule:
         if not isinstance(found, torch.Tensor) or found.dtype != torch.bool or found.device != q.device:
             what = f"{found.dtype} on {found.device}" if isinstance(found, torch.Tensor) else type(found).__name__
             raise MaskError(f"{self.text} gave {what}; a rule's function gives a bool tensor on {q.device}")
+        if found.layout is not torch.strided:
+            raise MaskError(f"{self.text} gave a tensor of layout {found.layout}; a rule's function gives a dense one")
         leads = found.ndim == 4 and found.shape[0] in (1, q.shape[0]) and found.shape[1] in (1, q.shape[1])
         if not leads or found.shape[2:] != blocks:
             which = "" if blocks[0] == self._block_rows(q) else f" for the rows of blocks {first} to {end - 1}"
@@ -167,7 +185,7 @@ def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=6
     if not callable(function) or isinstance(function, Rule | Mask):
         raise MaskError(f"a rule is made of a function of (q, k), got {reprlib.repr(function)}")
     name = getattr(function, "__name__", type(function).__name__)
-    return Rule(function, check_block(block), None, f"rule({name})", identity=id(function))
+    return Rule(function, check_block(block), None, f"rule({name})", identity=ByItself(function))
 
 
 def check_block(block) -> tuple[int, int]:

@@ -66,10 +66,11 @@ class _VerticalSlash:
 
 
 def _chosen(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:
-    """Boolean like sums (B, H, S): the first `forced`, and the largest of the others, n in all."""
+    """Boolean like sums (B, H, S): the first `forced`, and the largest of the others, n in all, or more beside NaN."""
     first = torch.arange(sums.shape[-1], device=sums.device) < forced
     chosen = sums.masked_fill(first, torch.inf).topk(min(n, sums.shape[-1]), dim=-1).indices
-    return torch.zeros_like(sums, dtype=torch.bool).scatter(-1, chosen, True)
+    # NaN is larger than infinity, and must not take the place of what is always chosen.
+    return torch.zeros_like(sums, dtype=torch.bool).scatter(-1, chosen, True) | first
 
 
 def _before(chosen: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """What cannot be a part of an engine: the error names the attention, the rule, and what about it."""
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
@@ -72,3 +74,27 @@ def test_equal_operands_are_traced_once():
     assert TracedRule(rule & masks.causal(), "b", known).traced(*shapes, "float32") is mod
     assert TracedRule(rule, "a", known).traced(*shapes, "float16") is not mod
     assert [list(map(int, x.ty.shape)) for x in mod["main"].params] == [list(x) for x in shapes]
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Two of these are equal whatever they weigh."""
+
+    weights: torch.Tensor = field(compare=False)
+
+    def __call__(self, q, k):
+        return ((q * self.weights)[:, :, ::32] @ k[:, :, ::32].mT).sum((0, 1), keepdim=True) > 0
+
+
+def test_functions_that_compare_equal_are_not_taken_for_one():
+    shapes = (1, 2, LENGTH, 16), (1, 2, LENGTH, 16)
+    rules = [masks.runtime.rule(Nearest(torch.tensor(sign)), block=32) for sign in (1.0, -1.0)]
+    known = {}
+    mods = [TracedRule(rule, "a", known).traced(*shapes, "float32") for rule in (*rules, rules[0])]
+    assert rules[0].function == rules[1].function and mods[0] is mods[2] is not mods[1]
+
+
+def test_a_function_without_a_hash_is_built():
+    kind = dataclass(type("Ahead", (), {"__call__": lambda self, q, k: some(q, k)}))
+    assert kind.__hash__ is None
+    stof_tvm.build(Attend(), QUICK_LLVM, tensors(), masks.runtime.rule(kind()))

@@ -1,5 +1,8 @@
 """A rule for each head: the maps of each, evaluated together where they are the same."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -63,6 +66,37 @@ def test_functions_of_one_name_are_not_taken_for_one():
     assert repr(always(True)) == repr(always(False))
     found = runtime.per_head([always(True), always(False)]).block_map(*tensors(2, 1))
     assert found[:, 0].all() and not found[:, 1].any()
+
+
+class Column:
+    """Keeps one column of blocks; equal to any other."""
+
+    def __init__(self, column):
+        self.column = column
+
+    def __call__(self, q, k):
+        kept = torch.zeros(1, 1, -(-q.shape[2] // 64), -(-k.shape[2] // 64), dtype=torch.bool)
+        kept[..., self.column] = True
+        return kept
+
+    def __eq__(self, other):
+        return isinstance(other, Column)
+
+    def __hash__(self):
+        return 1
+
+
+def test_a_copy_of_a_rule_is_another_one():
+    """Whatever a function compares as; a rule that was saved has none of another's identity, wherever it lies."""
+    q, k = tensors()
+    first = runtime.rule(Column(0))
+    copied, loaded = copy.deepcopy(first), pickle.loads(pickle.dumps(first))
+    copied.function.column, loaded.function.column = 1, 2
+    found = runtime.per_head([first, copied, loaded, first]).block_map(q, k)
+    assert found[0, :, 0].nonzero()[:, 1].tolist() == [0, 1, 2, 0]
+    both = [runtime.per_head([rule] * 4) for rule in (first, copied)]
+    assert len({first.identity, copied.identity, loaded.identity, *(rule.identity for rule in both)}) == 5
+    assert (first & masks.causal()).identity == first.identity
 
 
 def test_static_masks_stay_those_of_their_heads():

@@ -124,6 +124,44 @@ def test_nan_is_not_hidden(rule):
     assert out[:, :, 100].isnan().all() and not out[:, :, :64].isnan().any()
 
 
+@pytest.mark.parametrize("place", ["k of the last", "k of an earlier", "q of the last"])
+def test_what_is_always_chosen_is_kept_beside_nan_and_infinity(place):
+    """The sinks and the window of `vertical_slash`: rows without NaN have what they had, rows of NaN show it."""
+    q, k, v = tensors()
+    rule = masks.runtime.vertical_slash(6, 6, last=8, sinks=2, window=4, block=(16, 32))
+    if place == "q of the last":
+        q[:, :, -1] = float("inf")
+    else:
+        k[:, :, -3 if place == "k of the last" else 20] = float("nan")
+    found = rule.block_map(q, k)
+    rows, columns = torch.arange(0, 150, 16), torch.arange(0, 150, 32)
+    diagonal = (columns <= rows[:, None] + 15) & (columns + 31 >= rows[:, None])
+    assert found[..., diagonal].all() and found[..., 0].all()
+    out = sparse_attention(q, k, v, rule, enable_gqa=True)
+    assert out[:, :, -1].isnan().all() and not (out == 0).all(-1).any()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        masks.runtime.top_blocks(1, block=32),
+        masks.runtime.top_blocks(2, block=32, pool="bounds"),
+        masks.runtime.xattention(4, 0.5, block=32),
+        masks.runtime.low_rank(0.4, block=32),
+        masks.runtime.rule(lambda q, k: (q[:, :, ::50] @ k[:, :, ::50].repeat_interleave(2, 1).mT) > 0.3, block=64),
+    ],
+    ids=repr,
+)
+def test_autocast_changes_no_block(rule):
+    for seed in range(3):
+        q, k, _ = tensors(seed=seed)
+        expected, recalled = rule.block_map(q, k), masks.recall(masks.causal(), q, k).mean
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(rule.block_map(q, k), expected)
+            assert torch.equal(rule.maps_of_rows(q, k)(0, 1), expected[:, :, :1])
+            assert masks.recall(masks.causal(), q, k).mean == recalled
+
+
 def test_recall():
     q, k, _ = tensors()
     rule = masks.runtime.rule(peaks)
@@ -139,6 +177,7 @@ def test_recall():
         (lambda q, k: peaks(q, k)[..., :2], r"shape \(2, 4, 3, 2\); .* is \(B or 1, H or 1, 3, 3\)"),
         (lambda q, k: peaks(q, k)[:, :3], r"shape \(2, 3, 3, 3\)"),
         (lambda q, k: peaks(q, k)[0], r"shape \(4, 3, 3\)"),
+        (lambda q, k: peaks(q, k).to_sparse(), r"gave a tensor of layout torch.sparse_coo; .* gives a dense one"),
     ],
 )
 def test_what_a_function_gives_is_checked(function, words):
