@@ -225,13 +225,13 @@ def attend(
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     if rule is None:
-        return _attend(q, k, v, given, bias, sink, options, scale, earlier) or ()
+        return _attend(q, k, v, given, bias, sink, options, scale, earlier)
     # A rule takes the scale for 1 / sqrt(D).
     scaled = q if options.scale is None else q * (scale * math.sqrt(q.shape[3]))
     rows = None if earlier else section_rows(q, k, v, rule.block, given)
     if rows is None:
         whole = Section(given, rule.block_map(scaled, k), rule.block)
-        return _attend(q, k, v, given, bias, sink, options, scale, earlier, whole) or ()
+        return _attend(q, k, v, given, bias, sink, options, scale, earlier, whole)
     k, v = _readable(k), _readable(v)
 
     def attend_rows(some: torch.Tensor, bias_rows, section: Section):
@@ -243,8 +243,8 @@ def attend(
 
 def _attend(
     q, k, v, given: GivenMask, bias, sink, options: Options, scale: float, earlier, section: Section | None = None
-) -> tuple[torch.Tensor, ...] | None:
-    """As `attend`, of no empty tensors, with what a rule found; None for one of several sections that keeps nothing."""
+) -> tuple[torch.Tensor, ...]:
+    """As `attend`, of no empty tensors, with what a rule found; () for one of several sections that keeps nothing."""
     block_map = None if section is None else section.block_map.contiguous()
     (batch, q_heads, q_len, head_dim), (_, kv_heads, kv_len, v_head_dim) = q.shape, v.shape
     (q, q_layout), (k, k_layout), (v, v_layout) = (_in_place(x) for x in (q, k, v))
@@ -279,7 +279,7 @@ def _attend(
     alike = None if section is None else section.alike
     launches = planned(problem, given, q.device, options.kernel, options.tuning_logs, alike)
     if not launches:
-        return None
+        return ()
     for launch in launches:
         results = launch(inputs, sink, block_map, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]

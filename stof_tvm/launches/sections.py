@@ -66,7 +66,7 @@ def section_rows(
 
 
 def in_sections(
-    attend_rows: Callable[[torch.Tensor, torch.Tensor | None, Section], tuple[torch.Tensor, ...] | None],
+    attend_rows: Callable[[torch.Tensor, torch.Tensor | None, Section], tuple[torch.Tensor, ...]],
     of_no_keys: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
     q: torch.Tensor,
     bias: torch.Tensor | None,
@@ -77,7 +77,7 @@ def in_sections(
 ) -> tuple[torch.Tensor, ...]:
     """The results of all rows of q (B, H, Sq, D), `rows` at a time, a multiple of the blocks' height.
 
-    `attend_rows` computes the results of some rows, with their bias and their section: None where their mask keeps
+    `attend_rows` computes the results of some rows, with their bias and their section: () where their mask keeps
     nothing, for which `of_no_keys` has the results.  maps(first, end) is what the rule finds for these rows of blocks.
     Raises MaskError where no row keeps anything.
     """
@@ -91,7 +91,7 @@ def in_sections(
         found_map = maps(first // block[0], -(-end // block[0]))
         section = Section(_rows_of(given, first, length), found_map, block, alike)
         found = attend_rows(some, _bias_rows(bias, first, end), section)
-        if found is None:
+        if not found:
             empty.append((first, end))
             continue
         if not results:

@@ -4,13 +4,13 @@ import gc
 
 import pytest
 import torch
-from torch import nn
 from torch.export import Dim
 
 import stof_tvm
+from tests.robustness.test_padded_ranges import Encoder
 from tests.robustness.test_sharing import resident
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 DEVICE, TARGET = "cuda", None
 LONGEST, WIDTH = 256, 128
@@ -18,20 +18,8 @@ CALLS, WARM_UP = 10_000, 1_000
 ON_GPU, IN_PROCESS = 8 << 20, 16 << 20  # bytes that allocators may keep
 
 
-class Encoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.words, self.qkv = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, ids, attention_mask=None):
-        q, k, v = self.qkv(self.words(ids)).unflatten(2, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
-        keep = None if attention_mask is None else (attention_mask == 1)[:, None, None, :]
-        return nn.functional.scaled_dot_product_attention(q, k, v, keep).transpose(1, 2).flatten(2)
-
-
 def model():
-    return Encoder().half().eval().to(DEVICE)
+    return Encoder(WIDTH).half().eval().to(DEVICE)
 
 
 def ones(*shape):
@@ -67,7 +55,6 @@ def used() -> int:
     return total - free
 
 
-@needs_gpu
 @pytest.mark.parametrize("make", [lambda: ranged(False), lambda: ranged(True), packed], ids=["range", "lazy", "packed"])
 def test_memory_stays_as_it_is(make):
     call, numbers = make(), torch.Generator().manual_seed(0)

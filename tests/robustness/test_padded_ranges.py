@@ -16,13 +16,13 @@ CALLS = count(3_000, 10_000)
 
 
 class Encoder(nn.Module):
-    def __init__(self):
+    def __init__(self, width=WIDTH):
         super().__init__()
         torch.manual_seed(0)
-        self.words, self.qkv = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.words, self.qkv = nn.Embedding(50, width), nn.Linear(width, 3 * width)
 
     def forward(self, ids, attention_mask=None):
-        q, k, v = self.qkv(self.words(ids)).unflatten(2, (3, 2, WIDTH // 2)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = self.qkv(self.words(ids)).unflatten(2, (3, 2, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         keep = None if attention_mask is None else (attention_mask == 1)[:, None, None, :]
         return nn.functional.scaled_dot_product_attention(q, k, v, keep).transpose(1, 2).flatten(2)
 
