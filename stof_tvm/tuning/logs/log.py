@@ -269,7 +269,7 @@ def _problems_in(module: str) -> set[str | None]:
         return {None}
     if PROBLEM.encode() not in data:
         return set()  # of a function that no template computes
-    return {json.loads(text) for text in re.findall(TEXT, data) if text.startswith(b'"{')} or {None}
+    return {json.loads(text) for text in re.findall(TEXT, data) if b'\\"is\\":' in text} or {None}
 
 
 def _compact(text: str) -> str:

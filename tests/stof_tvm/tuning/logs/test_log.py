@@ -64,7 +64,12 @@ def test_problems_are_looked_up_without_their_workloads(folder):
     assert not TuningLog(folder.parent / "none", TARGET).may_hold(texts[0])
 
 
-@pytest.mark.parametrize("module", ["no base64!", base64.b64encode(b'12345678{"stof.problem": 3}').decode()])
+OTHER_TEXT = rb'12345678{"stof.problem": 3, "type":"ffi.String","data":"{}"}'
+
+
+@pytest.mark.parametrize(
+    "module", ["no base64!", *(base64.b64encode(x).decode() for x in (b'12345678{"stof.problem": 3}', OTHER_TEXT))]
+)
 def test_a_workload_of_another_form_may_be_of_any_problem(tmp_path, module):
     folder = tmp_path / "sm_80"
     folder.mkdir()
