@@ -69,8 +69,8 @@ def build(problem: AttentionProblem, config, folder: str) -> str:
     """
     import tvm
 
-    from tir_kernels.compiling.pipelines import pipeline_of
     from tir_kernels.compiling.quick_script import quick_script
+    from tir_kernels.pipelines import pipeline_of
 
     target = parse_target("cuda")
     with quick_script():

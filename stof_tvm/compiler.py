@@ -51,10 +51,10 @@ from stof_tvm.site_masks import SiteMasks
 from stof_tvm.tuning.logs.replay import replay_lines, tuned_choices
 from stof_tvm.verification.verify import SKIPPED, call_once, verify_engine
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
-from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.machine_code import machine_code
 from tir_kernels.errors import CompileError, ExportError, InputError, StofError
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
 
 COMPOSED = "canonicalize_attention"  # the phase after which every attention has one form

@@ -14,7 +14,7 @@ FORBIDDEN = {
 }
 # The folders of a package: each imports what stands before it, and none what stands behind.
 FOLDERS = {
-    "tir_kernels": ("cuda", "compiling", "masks", "selection", "attention", "fusion", "problems", "tuning"),
+    "tir_kernels": ("compiling", "cuda", "masks", "selection", "attention", "fusion", "problems", "tuning"),
     "relax_passes": (
         "ir",
         "legalizations",

@@ -9,10 +9,10 @@ import tvm
 
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.warp_specialized import kernel as warp_specialized
-from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.device import has_wgmma
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
 
 pytestmark = pytest.mark.skipif(

@@ -18,9 +18,9 @@ from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.compiling.forked import in_a_copy
 from tir_kernels.compiling.load_library import load_library
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
-from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.errors import CompileError
+from tir_kernels.pipelines import pipeline_of
 
 ENTRY = "sparse_attention"
 

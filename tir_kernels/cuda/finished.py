@@ -1,9 +1,10 @@
-"""The last step for every CUDA kernel: remove its absent arguments, and set attributes that keep passes off it."""
+"""The last step for every CUDA kernel: parse it without absent arguments, and set attributes that keep passes off."""
 
 from collections.abc import Iterable
 
 import tvm
 
+from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.dependent_launch import FILLS_MULTIPROCESSORS
 
 OPAQUE = 8  # a pattern of relax.transform.AnnotateTIROpPattern: fusion leaves the function as it is
@@ -18,4 +19,5 @@ def finished(kernel, symbol: str, absent: Iterable[str], fills: bool = False) ->
     attributes = {"global_symbol": symbol, "tirx.noalias": True, "op_pattern": OPAQUE, "tirx.is_scheduled": True}
     if fills:
         attributes[FILLS_MULTIPROCESSORS] = True
-    return kernel.specialize(**dict.fromkeys(absent)).with_attrs(attributes)
+    with quick_script():
+        return kernel.specialize(**dict.fromkeys(absent)).with_attrs(attributes)

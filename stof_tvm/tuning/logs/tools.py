@@ -14,10 +14,10 @@ from tvm.s_tir.schedule import Trace
 from stof_tvm.saving.whole_file import write_whole
 from stof_tvm.tuning.logs.log import FAILURES, README, RECORDS, SCHEMES, TuningLog
 from stof_tvm.tuning.logs.record import Record
-from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.compile import cuda_source
 from tir_kernels.errors import InputError, TuningLogError
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.problems.registry import kind_of
 from tir_kernels.target import parse_target
 from tir_kernels.tuning.decisions import TRACE, decisions_key

@@ -20,9 +20,9 @@ from relax_passes.schedule.cuda import ScheduleForCUDA
 from relax_passes.schedule.repairs import REPAIRS
 from stof_tvm.saving.whole_file import write_whole
 from stof_tvm.tuning.measuring.job import LIBRARY, KernelJob
-from tir_kernels.compiling.pipelines import pipeline_of
 from tir_kernels.compiling.quick_script import quick_script
 from tir_kernels.cuda.compile import gencode, run_nvcc
+from tir_kernels.pipelines import pipeline_of
 from tir_kernels.tuning.template_space import TEMPLATES
 
 ENTRY = "main"

@@ -3,6 +3,7 @@
 Each row has room for all of its blocks of the mask, so that rows need not wait for one another's lengths.
 """
 
+import functools
 import math
 
 import tvm
@@ -18,6 +19,7 @@ WARPS = 8  # of a CTA
 AT_ONCE = 8  # blocks that a lane looks at before it lists them: their loads are under way together
 
 
+@functools.lru_cache(maxsize=64)  # the sections of a long input, and masks alike, have the same
 def compaction(problem: AttentionProblem, block_n: int, never_empty: bool) -> tvm.tirx.PrimFunc:
     """The kernel; arguments block_map, places, part_columns, full_columns (see `Places`), entries, counts.
 

@@ -8,6 +8,7 @@ Every CTA counts all rows, which takes less time than to wait for what others co
 of the CTAs before it, counted first, say where its own begin.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -86,6 +87,7 @@ def grid_size(limits: Limits) -> int:
     return -(-limits.heads * limits.rows // (THREADS * rows_of_cta(limits)))
 
 
+@functools.lru_cache(maxsize=64)  # the sections of a long input, and masks alike, have the same
 def order(
     block_m: int, block_n: int, limits: Limits, fields: Callable[[Share], dict[int, Any]], unused: int
 ) -> tvm.tirx.PrimFunc:

@@ -28,7 +28,7 @@ class Reader(NamedTuple):
     never_empty : bool
         Whether every row must have a block, if need be one that keeps nothing.
     fields : callable
-        The fields of its item for a `Share`, by their numbers.
+        The fields of its item for a `Share`, by their numbers.  Equal functions give equal fields.
     unused : int
         The field that is 0 in what is no item.
     ctas : int
@@ -47,7 +47,8 @@ class Reader(NamedTuple):
         """The numbers for which items are ordered, of `rows` block rows a head of up to `most` blocks."""
         heads = problem.batch * problem.q_heads
         groups = min(MOST_GROUPS, heads // heads_per_group(problem, gpu))
-        return Limits(self.ctas, heads, rows, groups, max(1, most))
+        # A power of two less one, so that masks with rows of other lengths share a kernel.
+        return Limits(self.ctas, heads, rows, groups, (1 << most.bit_length()) - 1 if most else 1)
 
     def ordering(self, block_m: int, block_n: int, limits: Limits) -> Step:
         """The step that makes items of the lists that the steps before it wrote."""

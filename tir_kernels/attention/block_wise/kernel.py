@@ -8,11 +8,13 @@ much longer than the rest (global tokens) are split among CTAs, and the CTA that
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm.script import tirx as T
 
+from tir_kernels.attention.block_maps.order import Share
 from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides, with_count
 from tir_kernels.attention.block_wise import cost
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry, partial_shape, unaligned
@@ -135,11 +137,15 @@ def operands(
     return Operands.of((work, *lists), (partials, arrivals), unwritten=len(partials) == 1)
 
 
+def _fields_of_share(share: Share) -> dict[int, Any]:
+    return fields_of(share, share.first_key)
+
+
 def reader(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> Reader:
     """How the kernel reads lists that are written at run time."""
     return Reader(
         False,
-        lambda share: fields_of(share, share.first_key),
+        _fields_of_share,
         Item.SPLITS,
         ctas_at_once(config.block_m, gpu_of(target)),
         lambda slots: block_wise_workspace(problem, config.block_m, slots),

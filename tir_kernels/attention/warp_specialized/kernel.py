@@ -10,12 +10,14 @@ import functools
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
+from tir_kernels.attention.block_maps.order import Share
 from tir_kernels.attention.block_maps.plan import Reader, block_map_plan, divides, with_count
 from tir_kernels.attention.block_wise.geometry import partial_shape, unaligned
 from tir_kernels.attention.block_wise.parts import part_functions
@@ -133,11 +135,15 @@ def operands(
     return Operands.of((items, *lists), workspace, unwritten=unwritten)
 
 
+def _fields_of_share(share: Share) -> dict[int, Any]:
+    return fields_of(share, share.full)
+
+
 def reader(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> Reader:
     """How the kernel reads lists that are written at run time."""
     return Reader(
         True,
-        lambda share: fields_of(share, share.full),
+        _fields_of_share,
         Item.SPLITS,
         Geometry(problem, config).grid_size(gpu_of(target)),
         lambda slots: warp_specialized_workspace(problem, config.block_m, slots),
