@@ -76,7 +76,7 @@ TINY = (
 
 
 class Tiles:
-    """Sliding tiles of tokens that stand tile by tile, written apart from this project's mask of that name.
+    """Sliding tiles of tokens tile by tile, large tiles first, written apart from this project's mask of that name.
 
     `keep(i, j)` takes broadcasting integer tensors and returns booleans; a query keeps on each axis the tiles of an
     interval, and so the kept share is the product of those of the axes.
@@ -89,7 +89,9 @@ class Tiles:
         counts = [-(-n // step) for n, step in zip(canvas, tile, strict=True)]
         number = (grid[0] * counts[1] + grid[1]) * counts[2] + grid[2]
         self.row_major = number.flatten()  # the tile of each token, row by row
-        self.number = self.row_major.sort().values.int().to(device)
+        sizes = self.row_major.bincount()
+        large_first = sizes.argsort(descending=True, stable=True)
+        self.number = large_first.repeat_interleave(sizes[large_first]).int().to(device)
         widths = [min(-(-reach // step), count) for reach, step, count in zip(window, tile, counts, strict=True)]
         near = []
         for count, width in zip(counts, widths, strict=True):

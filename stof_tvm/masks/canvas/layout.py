@@ -40,8 +40,8 @@ class Layout:
     canvas : tuple of int
         Sizes of the axes, the slowest first.
     tile : tuple of int or None
-        If given, tokens stand tile by tile; tiles are in row-major order, and so are the tokens in each.  Tiles at
-        the far ends of the axes are shorter where the tile does not divide the canvas.
+        If given, tokens stand tile by tile.  Tiles at the far ends of the axes are shorter where the tile does not
+        divide the canvas; larger tiles come first, and those of one size in row-major order, as the tokens in each.
     text : int
         Number of tokens that are not on the canvas.
     text_first : bool
@@ -71,11 +71,12 @@ class Layout:
         """int64 (tokens,): the row-major number of each token on the canvas, in the order of the sequence."""
         if self.tile is None:
             return np.arange(self.tokens)
-        # Tokens of a tile keep their row-major order, so a stable sort by tiles is all there is to do.
+        # Tokens of a tile keep their row-major order, so a stable sort by tiles is all there is to do.  A short tile
+        # among the others would move all that follow it off the blocks of kernels, which then share two tiles.
         counts = [-(-size // tile) for size, tile in zip(self.canvas, self.tile, strict=True)]
         steps = [np.arange(size) // tile for size, tile in zip(self.canvas, self.tile, strict=True)]
         number = np.ravel_multi_index(np.meshgrid(*steps, indexing="ij"), counts).reshape(-1)
-        return np.argsort(number, kind="stable")
+        return np.lexsort((number, -np.bincount(number)[number]))
 
     def coordinates(self) -> list[np.ndarray]:
         """int64 (tokens + text,) for each axis: where each token of the sequence lies.

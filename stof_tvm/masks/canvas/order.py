@@ -28,9 +28,10 @@ class TileOrder(NamedTuple):
 def tile_order(canvas, tile, text: int = 0, text_first: bool = False) -> TileOrder:
     """The order of tokens in which `sliding_tile` has them, as indices of row-major tokens, and its inverse.
 
-    Tiles of `tile` sizes are in row-major order on the `canvas`, and so are the tokens of each; those at the far ends
-    of the axes are shorter where `tile` does not divide `canvas`.  `text` tokens stay behind the canvas, or before it
-    with `text_first`.  Raises MaskError for sizes that are no positive integers, and for more tokens than a mask takes.
+    Tiles of `tile` sizes are in row-major order on the `canvas`, and so are the tokens of each.  Those at the far ends
+    of the axes are shorter where `tile` does not divide `canvas`, and come after larger ones, which so begin where
+    blocks of kernels do.  `text` tokens stay behind the canvas, or before it with `text_first`.  Raises MaskError for
+    sizes that are no positive integers, and for more tokens than a mask takes.
     """
     canvas = check_canvas(canvas)
     layout = Layout(canvas, check_axes("tile", tile, canvas), **check_text(text, text_first))
