@@ -106,9 +106,8 @@ class Tiled(torch.nn.Module):
 
     def __init__(self, blocks, case: Case):
         super().__init__()
-        number = case.tiles("cpu").row_major
         self.blocks = blocks
-        self.register_buffer("order", number.argsort(stable=True))
+        self.register_buffer("order", case.tiles("cpu").order)
         self.register_buffer("inverse", self.order.argsort())
 
     def forward(self, x, text, time, rotary):

@@ -96,14 +96,18 @@ def in_sections(
             continue
         if not results:
             results = tuple(x.new_empty((*q.shape[:3], *x.shape[3:])) for x in found)
-        for whole, part in zip(results, found, strict=True):
-            whole[:, :, first:end] = part
+        _put(results, found, first, end)
+        del found  # before the next section's takes as much memory
     if not results:
         raise MaskError(f"the mask {given.make()!r} keeps nothing at ({length}, {length})")
     for first, end in empty:
-        for whole, part in zip(results, of_no_keys(q[:, :, first:end])):
-            whole[:, :, first:end] = part
+        _put(results, of_no_keys(q[:, :, first:end]), first, end)
     return results
+
+
+def _put(results: tuple[torch.Tensor, ...], found: tuple[torch.Tensor, ...], first: int, end: int) -> None:
+    for whole, part in zip(results, found):
+        whole[:, :, first:end] = part
 
 
 def _bias_rows(bias: torch.Tensor | None, first: int, end: int) -> torch.Tensor | None:

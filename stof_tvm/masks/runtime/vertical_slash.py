@@ -1,5 +1,6 @@
 """MInference's vertical and slash positions, found from the last queries."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,10 +60,11 @@ class _VerticalSlash:
     def in_rows(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[int, int], torch.Tensor]:
         length = check_prompt("vertical_slash", q, k)
         by_key, by_distance = sums_of_last(q, k, min(self.last, length))
-        columns = _chosen(by_key, max(self.vertical, self.sinks), self.sinks)
-        distances = _chosen(by_distance, max(self.slash, self.window), self.window)
-        before = _before(columns), _before(distances)
-        return lambda first, end: _blocks(*before, length, self.block, first, end)
+        columns = _before(_chosen(by_key, max(self.vertical, self.sinks), self.sinks))
+        distances = _before(_chosen(by_distance, max(self.slash, self.window), self.window))
+        of_columns = _blocks_of_columns(columns, length, self.block)
+        of_distances = _blocks_of_distances(distances, length, self.block)
+        return lambda first, end: of_columns(first, end) | of_distances(first, end)
 
 
 def _chosen(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:
@@ -79,23 +81,56 @@ def _before(chosen: torch.Tensor) -> torch.Tensor:
     return torch.cat([zero, chosen.cumsum(-1, dtype=torch.int32)], -1)
 
 
-def _blocks(
-    columns: torch.Tensor, distances: torch.Tensor, length: int, size: tuple[int, int], first: int, end: int
-) -> torch.Tensor:
-    """Boolean (B, H, end - first, key blocks): those with a pair j <= i of a chosen column or distance.
+def _blocks_of_columns(columns: torch.Tensor, length: int, size: tuple[int, int]) -> Callable[[int, int], torch.Tensor]:
+    """Maps rows of blocks, from the first to the end, to booleans (B, H, rows, key blocks): those with a chosen column.
 
-    Of columns and distances, int32 (B, H, S + 1), it is known how many are chosen before each; the rows are those of
-    the query blocks from `first` to `end`.
+    Of the columns, int32 (B, H, S + 1), it is known how many are chosen before each.  A column counts for the rows that
+    reach it, j <= i.  What is kept for the rows has a number for each block of keys and of queries.
     """
-    device = columns.device
-    first_row = torch.arange(first * size[0], min(end * size[0], length), size[0], device=device)
-    first_key = torch.arange(0, length, size[1], device=device)
-    last_row, last_key = ((x + n).clamp(max=length) - 1 for x, n in zip((first_row, first_key), size))
-    # Columns of a block that some row of it reaches.
-    starts = first_key.expand(len(first_row), -1)
-    ends = torch.minimum(last_key, last_row[:, None]) + 1
-    hit = columns[..., ends.clamp(min=0)] > columns[..., torch.minimum(starts, ends)]
-    # The distances i - j of a block are all from its upper right to its lower left corner.
-    low = (first_row[:, None] - last_key).clamp(min=0)
-    high = (last_row[:, None] - first_key + 1).clamp(min=0)
-    return hit | (distances[..., high] > distances[..., torch.minimum(low, high)])
+    first_key, last_key = _edges(length, size[1], columns.device)
+    _, last_row = _edges(length, size[0], columns.device)
+    whole = columns[..., last_key + 1] > columns[..., first_key]
+    block = torch.arange(len(first_key), device=columns.device)
+    diagonal = torch.div(last_row, size[1], rounding_mode="floor")  # the block in which a row's last query ends
+    cut = columns[..., last_row + 1] > columns[..., diagonal * size[1]]
+
+    def rows(first: int, end: int) -> torch.Tensor:
+        last = diagonal[first:end, None]
+        return (whole[..., None, :] & (block < last)) | (cut[..., first:end, None] & (block == last))
+
+    return rows
+
+
+def _blocks_of_distances(
+    distances: torch.Tensor, length: int, size: tuple[int, int]
+) -> Callable[[int, int], torch.Tensor]:
+    """The same of distances i - j: a block has all of those from its upper right to its lower left corner.
+
+    So the blocks of a diagonal are alike, but for those in a last row that is cut off.
+    """
+    device, step = distances.device, math.gcd(*size)
+    first_row, last_row = _edges(length, size[0], device)
+    first_key, last_key = _edges(length, size[1], device)
+    behind = int((len(first_key) - 1) * size[1] // step)  # diagonals above that of block (0, 0)
+    corner = (torch.arange(behind + (len(first_row) - 1) * size[0] // step + 1, device=device) - behind) * step
+    alike = _any_between(distances, corner - size[1] + 1, corner + size[0])
+    in_last = _any_between(distances, first_row[-1] - last_key, last_row[-1] - first_key + 1)
+    above = torch.arange(len(first_key), device=device) * (size[1] // step)
+
+    def rows(first: int, end: int) -> torch.Tensor:
+        found = alike[..., torch.arange(first, end, device=device)[:, None] * (size[0] // step) + behind - above]
+        return found if end < len(first_row) else torch.cat([found[..., :-1, :], in_last[..., None, :]], -2)
+
+    return rows
+
+
+def _edges(length: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 (blocks,), twice: the first and the last token of each block."""
+    first = torch.arange(0, length, size, device=device)
+    return first, (first + size).clamp(max=length) - 1
+
+
+def _any_between(before: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
+    """Whether something is chosen at one of the places low … high - 1, of which `before` has how many come before."""
+    low, high = (x.clamp(0, before.shape[-1] - 1) for x in (low, high))
+    return before[..., high] > before[..., torch.minimum(low, high)]
