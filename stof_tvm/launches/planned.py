@@ -13,6 +13,7 @@ from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import Choice, choose
+from tir_kernels.compiling.quick_script import no_frames_left
 from tir_kernels.errors import DeviceError, MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.target import cuda_arch, parse_target
@@ -89,7 +90,10 @@ def planned(
     """
     key = problem, given.identity, device, kernel, tuning_logs, alike and alike.identity
     known = plans.get(key)
-    return plans.put(key, _new_plan(problem, given, device, kernel, tuning_logs, alike)) if known is None else known
+    if known is not None:
+        return known
+    with no_frames_left():  # those above hold tensors
+        return plans.put(key, _new_plan(problem, given, device, kernel, tuning_logs, alike))
 
 
 def _new_plan(problem, given: GivenMask, device, kernel, tuning_logs, alike: GivenMask | None) -> list[Launch]:

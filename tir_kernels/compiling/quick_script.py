@@ -6,9 +6,8 @@ calls `inspect.getouterframes()` and looks at no line at all.  Below a deep stac
 half a minute for the 248 functions of `tvm.s_tir.tensor_intrin`, and more than half of the time that a kernel with
 fifty inlined functions takes.
 
-Both keep the frames in circles, until Python looks for garbage, and with a frame all those above it and what their
-variables hold: a first call of an attention kept its output, gigabytes on a GPU.  So no frame is given out, and what is
-given instead ends where the parsing begins.
+Frames that it has seen, and errors that it has caught, hold one another in circles, and with them all that variables
+of the frames above hold: see `no_frames_left`.
 
 Two more habits of the parser take half of what is left: each expansion of an inlined function parses its text again,
 and each part of an expression, such as `x.name` or `f(x, y)`, is compiled by Python to be evaluated once.
@@ -19,11 +18,9 @@ and each part of an expression, such as `x.name` or `f(x, y)`, is compiled by Py
 
 import contextlib
 import functools
+import gc
 import inspect
 import sys
-import threading
-from types import CodeType, FrameType
-from typing import NamedTuple, cast
 
 from tvm.script.parser.core import doc, evaluator
 from tvm.script.parser.core.diagnostics import Source
@@ -32,68 +29,57 @@ from tir_kernels.compiling.one_at_a_time import COMPILING
 
 NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser does read
 TEXTS = 512  # whose syntax trees are kept
+entered = 0  # how often a thread has begun to parse
 CALL = compile("function(*given, **named)", "<TVMScript>", "eval")
-
-
-class Entered(NamedTuple):
-    """Who parses: the frame of the `with` statement, and its thread."""
-
-    frame: FrameType
-    thread: int
-
-
-_parsing: list[Entered] = []  # of one thread, which may enter again
 
 
 @contextlib.contextmanager
 def quick_script():
     """A context in which `inspect` reads fewer source lines: `stack()` those of near frames, `getouterframes()` none.
 
-    Both leave out the frames above the `with` statement.  TVMScript parses a text once, and evaluates the parts of most
-    expressions without compiling them.
+    TVMScript parses a text once, and evaluates the parts of most expressions without compiling them.
     Other threads wait to enter; the same thread may enter again.
     """
+    global entered
     with COMPILING:
+        entered += 1
         originals = inspect.stack, inspect.getouterframes, Source.as_ast, evaluator._eval_expr
         inspect.stack, inspect.getouterframes = _stack, _outer_frames
         Source.as_ast, evaluator._eval_expr = _syntax_tree, _evaluated
-        _parsing.append(Entered(sys._getframe(2), threading.get_ident()))  # above contextlib's __enter__
         try:
             yield
         finally:
-            _parsing.pop()
             inspect.stack, inspect.getouterframes, Source.as_ast, evaluator._eval_expr = originals
 
 
-class SeenFrame(NamedTuple):
-    """What the parser reads of a frame."""
+@contextlib.contextmanager
+def no_frames_left():
+    """A context after which no frame is left that the parser has seen in it, if it was used within `quick_script`.
 
-    f_code: CodeType
-    f_globals: dict
-    f_locals: dict
-    f_lineno: int
+    Whose frames hold much, such as tensors on a GPU, enters it: else Python frees them when it next looks for circles.
+    """
+    before = entered
+    try:
+        yield
+    finally:
+        if entered > before:
+            gc.collect()
 
 
 def _stack(context: int = 1) -> list[inspect.FrameInfo]:
     return _outer_frames(sys._getframe(1), context, NEAR_FRAMES)
 
 
-_all_outer_frames = inspect.getouterframes
-
-
-def _outer_frames(frame: FrameType | None, context: int = 1, near: int = 0) -> list[inspect.FrameInfo]:
-    if not _parsing or _parsing[-1].thread != threading.get_ident():
-        return _all_outer_frames(frame, context)  # whoever asks is not TVM's parser
-    found: list[inspect.FrameInfo] = []
+def _outer_frames(frame, context: int = 1, near: int = 0) -> list[inspect.FrameInfo]:
+    frames = []
     while frame is not None:
-        code = frame.f_code
-        seen = SeenFrame(code, frame.f_globals, dict(frame.f_locals) if near else {}, frame.f_lineno)
-        told: tuple = (code.co_filename, frame.f_lineno, code.co_name, None, None)
-        if len(found) < near and not code.co_filename.startswith("<"):
-            told = tuple(inspect.getframeinfo(frame, context))
-        found.append(inspect.FrameInfo(cast(FrameType, seen), *told))
-        frame = None if frame is _parsing[-1].frame else frame.f_back
-    return found
+        if len(frames) < near and not frame.f_code.co_filename.startswith("<"):
+            frames.append(inspect.FrameInfo(frame, *inspect.getframeinfo(frame, context)))
+        else:
+            code = frame.f_code
+            frames.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+        frame = frame.f_back
+    return frames
 
 
 def _syntax_tree(source: Source):
