@@ -5,10 +5,13 @@ operator that sorts rows.  Everything else that computes is memory-intensive (MI
 tuples) do not count as operators: each belongs to the operators that it connects.  Expressions of constants do not
 count either.
 
-The order is depth-first from the function's results, operands from left to right.  So an operator follows the operators
-that only it reads, and chains stay adjacent on branching graphs, whatever order the model was written in.
+The order is depth-first from the function's results.  So an operator follows the operators that only it reads, and
+chains stay adjacent on branching graphs, whatever order the model was written in.  Of an operator's operands, that
+behind most products and attentions comes first, so that a cast of what has long been computed stands by its reader;
+then from left to right.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import relax
@@ -119,8 +122,17 @@ class OperatorGraph:
 
     def _depth_first(self) -> list:
         """Every variable that the results depend on, after its sources."""
+        steps: dict = {}
+        for var in self._after_sources(lambda sources: sources):
+            before = max((steps.get(source, 0) for source in self.sources(var)), default=0)
+            steps[var] = before + (self._is_operator(var) and _kind(self.bindings.values[var]) != MI)
+
+        return self._after_sources(lambda sources: sorted(sources, key=lambda source: -steps.get(source, 0)))
+
+    def _after_sources(self, arranged: Callable[[list], list]) -> list:
+        """The same, by the order of each variable's sources."""
         order, entered, done = [], set(), set()
-        pending = list(reversed(relax.analysis.free_vars(self.function.body.body)))
+        pending = list(reversed(arranged(relax.analysis.free_vars(self.function.body.body))))
         while pending:
             var = pending.pop()
             if var in done or var in self.closed or var not in self.bindings.values:
@@ -130,7 +142,7 @@ class OperatorGraph:
                 order.append(var)
                 continue
             entered.add(var)
-            pending += [var, *reversed(self.sources(var))]
+            pending += [var, *reversed(arranged(self.sources(var)))]
         return order
 
     def _is_operator(self, var) -> bool:
@@ -143,13 +155,17 @@ class OperatorGraph:
 
     def _operator(self, var) -> Operator:
         value = self.bindings.values[var]
-        name = operator(value)
-        is_kernel = not name or name.startswith("call_")
-        if is_kernel:
+        name, kind = operator(value), _kind(value)
+        if kind == ATTENTION:
             callee = value.args[0] if name else value.op
             name = getattr(callee, "name_hint", None) or getattr(callee, "global_symbol", None) or str(callee)
         roots = frozenset().union(*(self.roots(source) for source in self.sources(var)))
         inputs = tuple(sorted(self.index[root] for root in roots if root in self.index))
-        if is_kernel:
-            return Operator(name, ATTENTION, inputs, site=f"{name} #{self.index[var]}")
-        return Operator(name, CI if name in COMPUTE_INTENSIVE else SORT if name in SORTING else MI, inputs)
+        return Operator(name, kind, inputs, site=f"{name} #{self.index[var]}" if kind == ATTENTION else "")
+
+
+def _kind(value: relax.Call) -> str:
+    name = operator(value)
+    if not name or name.startswith("call_"):
+        return ATTENTION
+    return CI if name in COMPUTE_INTENSIVE else SORT if name in SORTING else MI

@@ -226,7 +226,7 @@ class _Group:
         return kind == "value" and self.values[index].operator == "constant"
 
     def _take(self, expr, call: relax.Call):
-        """A take by constant places that lie evenly, around the end as torch.roll's, or in few runs: a view."""
+        """A take by constant places: a view if they lie evenly, around the end as torch.roll's, or in few runs."""
         source, index = call.args
         shape, constant = shape_of(source), self.bindings.value(index)
         if call.attrs.axis is None and len(shape) != 1:
@@ -244,7 +244,7 @@ class _Group:
             return self._value("roll", [self._of(source)], expr, (axis, int(places[0])))
         runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if places.ndim == 1 else []
         if not 1 < len(runs) <= MAX_RUNS:
-            raise NoProblem("take of scattered places")
+            return self._value("rows", [self._tensor(source), self._tensor(index)], expr, (axis, 0))
         parts = []
         for run in runs:
             kept = tuple(len(run) if a == axis else n for a, n in enumerate(shape))

@@ -51,7 +51,32 @@ def test_branches_of_a_gated_mlp_are_adjacent():
 
 def test_an_encoder_comes_before_the_decoder_that_reads_it():
     graph = OperatorGraph(encoder_decoder()["main"])
-    assert names(graph) == "matmul layer_norm matmul gelu matmul add matmul matmul attention_kernel matmul add"
+    assert names(graph) == "layer_norm matmul gelu matmul add matmul matmul matmul attention_kernel matmul add"
+
+
+def test_what_is_long_known_stands_by_its_reader():
+    """Adaptive norms: a residual in float32, cast twice from what lies before, and a scale that is made from a time."""
+
+    @R.function(private=True)
+    def main(
+        x: R.Tensor((64, 8), "float16"),
+        time: R.Tensor((1, 8), "float32"),
+        w: R.Tensor((8, 8), "float16"),
+        u: R.Tensor((8, 8), "float32"),
+        one: R.Tensor((8,), "float32"),
+    ):
+        with R.dataflow():
+            stream = R.nn.silu(x)
+            kept = R.astype(stream, "float32")
+            read = R.astype(stream, "float32")
+            normed = R.nn.layer_norm(read, one, one, axes=[-1])
+            scale = R.matmul(time, u)
+            scaled = R.astype(R.multiply(normed, scale), "float16")
+            out = R.add(kept, R.astype(R.matmul(scaled, w), "float32"))
+            R.output(out)
+        return out
+
+    assert names(OperatorGraph(main)) == "matmul silu astype layer_norm multiply astype matmul astype astype add"
 
 
 def test_every_order_is_topological_and_every_operator_is_there_once():

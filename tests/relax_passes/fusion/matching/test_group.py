@@ -167,6 +167,15 @@ def test_one_number_taken_of_an_axis():
     assert {"slice", "reshape"} <= set(names(check([X], body))) or "take" in names(check([X], body))
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_scattered_places_are_read_as_an_operand(axis):
+    """Tokens in the order of a mask's tiles: the reader reads them where they lie."""
+    tokens = tensor("tokens", 12, 12, 12)
+    places = relax.const(np.random.default_rng(5).permutation(12)[:11].astype("int64"))
+    problem = check([tokens], lambda emit: emit(op.nn.relu(emit(op.take(tokens, places, axis=axis, mode="clip")))))
+    assert names(problem) == ["rows", "relu"] and [x.shape for x in problem.sources] == [(12, 12, 12), (11,)]
+
+
 def test_expressions_of_constants_are_operands():
     def body(emit):
         table = emit(op.multiply(weight(N), relax.const(2.0, "float32")))
