@@ -123,16 +123,17 @@ class OperatorGraph:
     def _depth_first(self) -> list:
         """Every variable that the results depend on, after its sources."""
         steps: dict = {}
-        for var in self._after_sources(lambda sources: sources):
+        for var in self._after_sources(lambda _, sources: sources):
             before = max((steps.get(source, 0) for source in self.sources(var)), default=0)
             steps[var] = before + (self._is_operator(var) and _kind(self.bindings.values[var]) != MI)
 
-        return self._after_sources(lambda sources: sorted(sources, key=lambda source: -steps.get(source, 0)))
+        deepest_first = lambda sources: sorted(sources, key=lambda source: -steps.get(source, 0))
+        return self._after_sources(lambda var, sources: deepest_first(sources) if self._is_operator(var) else sources)
 
-    def _after_sources(self, arranged: Callable[[list], list]) -> list:
+    def _after_sources(self, arranged: Callable[[relax.Var, list], list]) -> list:
         """The same, by the order of each variable's sources."""
         order, entered, done = [], set(), set()
-        pending = list(reversed(arranged(relax.analysis.free_vars(self.function.body.body))))
+        pending = list(reversed(relax.analysis.free_vars(self.function.body.body)))
         while pending:
             var = pending.pop()
             if var in done or var in self.closed or var not in self.bindings.values:
@@ -142,7 +143,7 @@ class OperatorGraph:
                 order.append(var)
                 continue
             entered.add(var)
-            pending += [var, *reversed(arranged(self.sources(var)))]
+            pending += [var, *reversed(arranged(var, self.sources(var)))]
         return order
 
     def _is_operator(self, var) -> bool:

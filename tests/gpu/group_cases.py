@@ -154,14 +154,16 @@ def partial_rotation(dtype="float16", dim=64, turned=16):
     return b.problem(b.concat(-1, b.rotated(b.cut(x, -1, 0, turned), 1, 2), b.cut(x, -1, turned, dim)))
 
 
-def interleaved_rotation(dtype="float16", dim=64):
-    """GPT-J's: even and odd elements are the pairs."""
-    b = Builder(((2, 19, 3, dim), dtype), ((19, 1, dim // 2), dtype), ((19, 1, dim // 2), dtype))
-    even, odd = b.cut(0, -1, 0, dim, 2), b.cut(0, -1, 1, dim, 2)
+def interleaved_rotation(dtype="float16", dim=64, is_normed=False):
+    """GPT-J's: even and odd elements are the pairs; with `is_normed`, Wan's, of a normalised row of all heads."""
+    weight = [((3 * dim,), dtype)] if is_normed else []
+    b = Builder(((2, 19, 3, dim), dtype), ((19, 1, dim // 2), dtype), ((19, 1, dim // 2), dtype), *weight)
+    x = b.reshape(b.norm("rms_norm", b.reshape(0, 2, 19, 3 * dim), 3), 2, 19, 3, dim) if is_normed else 0
+    even, odd = b.cut(x, -1, 0, dim, 2), b.cut(x, -1, 1, dim, 2)
     low = b.add("subtract", b.add("multiply", even, 1), b.add("multiply", odd, 2))
     high = b.add("add", b.add("multiply", odd, 1), b.add("multiply", even, 2))
     pairs = b.concat(-1, b.reshape(low, 2, 19, 3, dim // 2, 1), b.reshape(high, 2, 19, 3, dim // 2, 1))
-    return b.problem(b.reshape(pairs, 2, 19, 3, dim))
+    return b.problem(pairs if is_normed else b.reshape(pairs, 2, 19, 3, dim))
 
 
 def gated_halves(n=2304, dtype="float16", activation="gelu", interleaved=False, m=77):
@@ -330,6 +332,16 @@ def modulated(n=768, dtype="float16", kind="layer_norm", m=131):
     return b.problem(b.add("add", b.add("multiply", normed, more), shift), total)
 
 
+def reordered(n=1536, m=131, dtype="bfloat16"):
+    """Tokens in another order, their norm in float32, and a scale and a shift, as before a video model's attention."""
+    b = Builder(((1, m, n), dtype), ((m,), "int64"), ((n,), "float32"), ((n,), "float32"), ((1, 2, n), "float32"))
+    taken = rows_of(0, b, b.add("minimum", 1, b.number(m - 1, "int64")), axis=1)
+    normed = b.norm("layer_norm", b.cast(taken, "float32"), 2, 3)
+    shift, scale = (b.cut(4, 1, i, i + 1) for i in (0, 1))
+    scaled = b.add("multiply", normed, b.add("add", scale, b.number(1.0, "float32")))
+    return b.problem(b.cast(b.add("add", scaled, shift), dtype))
+
+
 def masked(dtype="float16", n=40):
     """Comparisons, booleans, integers, and a selection."""
     b = Builder(((2, 5, n), dtype), ((2, 5, n), "bool"), ((2, 1, n), "int64"), ((5, 1), "int32"))
@@ -375,6 +387,8 @@ def group_cases() -> list[GroupCase]:
         "partial rotation": partial_rotation(),
         "partial rotation of 20": partial_rotation(turned=20),
         "interleaved rotation": interleaved_rotation(),
+        "interleaved rotation, norm of rows": interleaved_rotation("bfloat16", 128, is_normed=True),
+        "reordered tokens": reordered(),
         "gated halves, odd": gated_halves(77, activation="silu"),
         "gated halves, interleaved": gated_halves(96, "bfloat16", "gelu_tanh", interleaved=True),
         "class token": class_token(),

@@ -79,7 +79,7 @@ SCHEMES = [
     (post_norm_layer, "00 11 00 1 00 11 000 11 00"),
     (pre_norm_mlp, "00 111 000"),
     (gated_mlp, "0 11 00 11"),
-    (encoder_decoder, "0 1 00 11 0 1 0 11"),
+    (encoder_decoder, "0 11 00 1 0 1 0 11"),
 ]
 
 

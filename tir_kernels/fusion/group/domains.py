@@ -113,9 +113,10 @@ def _domain(problem: GroupProblem, shape, norms: list[int], results: tuple[int, 
     others = [tuple(range(rank))] if rank else []
     others += [(*(a for a in range(rank - 1) if a != axis), axis, rank - 1) for axis in range(rank - 1)]
     for order in others:
-        for row_axes in (1, 2):
+        in_place = order == others[0]  # a vector of the row lies in a vector of the result, over the last axes together
+        for row_axes in range(1, rank + 1 if in_place else min(2, rank) + 1):
             domain = Domain(results, shape, order, norm, row_axes)
-            if row_axes <= rank and domain.n == n and n % VECTOR == 0 and shape[-1] % VECTOR == 0:
+            if domain.n == n and n % VECTOR == 0 and (in_place or shape[-1] % VECTOR == 0):
                 if all(_holds_rows(problem, domain, result) for result in results):
                     return domain
     raise UnsupportedError(f"rows of {n} of {problem.computed(norm).operator} are no rows of a result {shape}")
