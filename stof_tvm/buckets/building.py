@@ -216,11 +216,24 @@ def _specs(shapes: ShapeRange, dynamic_shapes) -> list:
         # torch.export takes them in the order of forward's parameters, which calls by keyword need not have.
         order = [name for name in signature.positional if name in inputs]
         order += [name for name in inputs if name not in order]
-        dynamic_shapes = dict(zip(order, dynamic_shapes or ()))
+        given = list(dynamic_shapes or ())
+        rest = [inputs[name] for name in order[len(given) - 1 :]] if given else []
+        if rest and isinstance(rest[0], int) and _is_nest(given[-1], len(rest)):  # those of *args
+            given[-1:] = given[-1]
+        dynamic_shapes = dict(zip(order, given))
+    for name, spec in list(dynamic_shapes.items()):
+        if name not in inputs and isinstance(spec, Sequence):
+            dynamic_shapes = {**dynamic_shapes, **{f"{name}_{number}": x for number, x in enumerate(spec)}}
     found: dict[int, Any] = {}
     _place(inputs, dynamic_shapes, found)
     of_tensors = {x.tensor: found.get(number) for number, x in enumerate(signature.in_leaves) if x.tensor is not None}
     return [of_tensors[number] for number in range(len(signature.inputs))]
+
+
+def _is_nest(spec, count: int) -> bool:
+    """Whether this is a specification for each of so many tensors, and not one of a tensor's dimensions."""
+    is_whole = lambda x: x is None or isinstance(x, Mapping | Sequence)
+    return isinstance(spec, Sequence) and len(spec) == count and all(map(is_whole, spec))
 
 
 def _place(inputs, spec, found: dict[int, Any]) -> None:

@@ -139,6 +139,22 @@ def test_sizes_are_named_by_their_dims_beside_numbers(inputs, dynamic_shapes):
     assert sorted(sizes) == [4, 9]  # in the order of the inputs
 
 
+class Variadic(nn.Module):
+    def forward(self, *given):
+        return given[0].mean(1) + given[-1].sum()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_sizes_of_any_number_of_arguments_are_named_by_their_dims(count, by_name):
+    specs = (OF_BOTH, None)[:count]
+    inputs = tuple(torch.ones(2, 5, 8) for _ in range(count))
+    more = {"buckets": {"batch": [4], "length": [9]}, "verify": False}
+    engine = ranged(Variadic(), inputs, {"given": specs} if by_name else (specs,), **more)
+    (sizes,) = engine._buckets[frozenset()]
+    assert sorted(sizes) == [4, 9]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("shape", [(2, 8), (1, 2), (3, 32), (3, 16), (2, 17), (1, 16)])
 def test_every_shape_of_the_range(engine, model, shape):
