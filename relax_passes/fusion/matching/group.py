@@ -244,6 +244,8 @@ class _Group:
             return self._value("roll", [self._of(source)], expr, (axis, int(places[0])))
         runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1) if places.ndim == 1 else []
         if not 1 < len(runs) <= MAX_RUNS:
+            if dtype_of(index) not in INDEX_DTYPES:
+                raise NoProblem(f"take by scattered places in {dtype_of(index)}")
             return self._value("rows", [self._tensor(source), self._tensor(index)], expr, (axis, 0))
         parts = []
         for run in runs:

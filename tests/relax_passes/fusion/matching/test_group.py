@@ -176,6 +176,20 @@ def test_scattered_places_are_read_as_an_operand(axis):
     assert names(problem) == ["rows", "relu"] and [x.shape for x in problem.sources] == [(12, 12, 12), (11,)]
 
 
+def test_scattered_places_of_two_dimensions():
+    tokens = tensor("tokens", 12, 6)
+    places = relax.const(np.array([[7, 0, 3], [3, 9, 1]], "int32"))
+    problem = check([tokens], lambda emit: emit(op.nn.relu(emit(op.take(tokens, places, axis=0, mode="clip")))))
+    assert names(problem) == ["rows", "relu"] and problem.outputs == [((2, 3, 6), "float32")]
+
+
+def test_scattered_places_in_other_integers_are_none():
+    places = relax.const(np.array([7, 0, 3, 9, 1, 4, 11], "int16"))
+    function = function_of([X], lambda emit: emit(op.nn.relu(emit(op.take(X, places, axis=2, mode="clip")))))
+    with pytest.raises(NoProblem, match="scattered places in int16"):
+        match_group(OperatorGraph(function))
+
+
 def test_expressions_of_constants_are_operands():
     def body(emit):
         table = emit(op.multiply(weight(N), relax.const(2.0, "float32")))
