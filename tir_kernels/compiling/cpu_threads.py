@@ -7,6 +7,7 @@ this process does would run on the first processor.
 
 import functools
 import os
+from collections.abc import Sequence
 
 import psutil
 import tvm
@@ -22,11 +23,28 @@ def use_all_cores() -> int:
     set, decides the number of threads instead.
     """
     # Read before the pool exists: the pool may bind this thread to one core.
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    allowed = _allowed()
     threads = tvm.get_global_func("runtime.NumThreads")
     if {"TVM_NUM_THREADS", "OMP_NUM_THREADS"} & os.environ.keys():
         count = threads()
     else:
         count = min(len(allowed), psutil.cpu_count(logical=False) or len(allowed))
-    tvm.get_global_func("runtime.config_threadpool")(SHARE_CORES, count, [str(cpu) for cpu in allowed])
+    _configure(count, allowed)
     return threads()
+
+
+def use_own_thread() -> None:
+    """Let TVM's parallel loops run on the calling thread alone, in a fork of a process that may have had a pool.
+
+    A fork has its parent's pool, but none of its threads: a parallel loop would wait for them for ever.
+    """
+    _configure(1, _allowed())
+
+
+def _configure(count: int, allowed: Sequence[int]) -> None:
+    tvm.get_global_func("runtime.config_threadpool")(SHARE_CORES, count, [str(cpu) for cpu in allowed])
+
+
+def _allowed() -> Sequence[int]:
+    """The processors that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)

@@ -15,6 +15,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import cast
 
+from tir_kernels.compiling.cpu_threads import use_own_thread
 from tir_kernels.compiling.forked import end_at_once
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processors in a period, and the period
@@ -124,6 +125,7 @@ def _work(work: Callable[[], None], parent: int) -> None:
         if os.getppid() == parent:  # else it died before it could be told to send a signal
             end_at_once()
             gc.freeze()  # else each collection would look through, and copy, all that the process holds
+            use_own_thread()
             if (torch := sys.modules.get("torch")) is not None:
                 torch.set_num_threads(1)
             work()

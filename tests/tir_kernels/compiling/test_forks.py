@@ -125,3 +125,41 @@ def test_cores_are_those_of_the_process_and_its_container(tmp_path, monkeypatch,
     assert cores() == 7
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     assert cores() == count
+
+
+AFTER_A_POOL = """
+import sys
+from pathlib import Path
+import numpy as np, tvm
+from tvm.script import tirx as T
+from tir_kernels.compiling.forks import Forks
+
+@T.prim_func(s_tir=True)
+def double(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
+    for i in T.parallel(64):
+        with T.sblock("double"):
+            v = T.axis.spatial(64, i)
+            y[v] = x[v] + x[v]
+
+kernel = tvm.compile(double, target="llvm")
+x, y = (tvm.runtime.tensor(np.full(64, n, "float32")) for n in (3, 0))
+kernel(x, y)
+assert tvm.get_global_func("runtime.NumThreads")() > 1
+
+def work():
+    kernel(y, x)
+    Path(sys.argv[1]).write_text(str(x.numpy().sum()))
+
+with Forks([work], 1) as forks:
+    print(list(forks.ended()))
+kernel(x, y)
+"""
+
+
+def test_parallel_loops_run_in_a_fork_of_a_process_with_a_pool(tmp_path):
+    script, result = tmp_path / "script.py", tmp_path / "sum"
+    script.write_text(AFTER_A_POOL)
+    more = {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, script, result], env=os.environ | more, capture_output=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip() == b"[(0, 0)]", done.stderr.decode()
+    assert float(result.read_text()) == 64 * 12
