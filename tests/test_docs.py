@@ -141,8 +141,8 @@ def limits(tmp_path_factory):
     namespace = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("limits"))
-        (example,) = blocks(LIMITS, "python")
-        exec(compile(example, "limits.md", "exec"), namespace)
+        for example in blocks(LIMITS, "python"):
+            exec(compile(example, "limits.md", "exec"), namespace)
     return namespace
 
 

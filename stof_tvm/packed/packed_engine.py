@@ -67,12 +67,9 @@ class PackedEngine(Engine):
             What `build` raises, where a row of another length is compiled.
         """
         padding, signature = self._batched.padding, self.signature
-        if (
-            lengths is not None
-            and padding
-            and padding not in kwargs
-            and padding not in signature.positional[: len(args)]
-        ):
+        if padding and padding not in kwargs and padding not in signature.positional[: len(args)]:
+            if lengths is None:
+                raise InputError(f"argument {padding!r} is missing: give it, or lengths=, the tokens of each sequence")
             kwargs = {**kwargs, padding: None}
         values = dict(zip(self._values, signature.arguments(args, kwargs), strict=True))
         layout = self._layout(values, lengths)
