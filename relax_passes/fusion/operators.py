@@ -122,13 +122,29 @@ class OperatorGraph:
 
     def _depth_first(self) -> list:
         """Every variable that the results depend on, after its sources."""
-        steps: dict = {}
-        for var in self._after_sources(lambda _, sources: sources):
-            before = max((steps.get(source, 0) for source in self.sources(var)), default=0)
-            steps[var] = before + (self._is_operator(var) and _kind(self.bindings.values[var]) != MI)
+        steps: dict = {}  # products and kernels that a variable is behind
+        read: dict = {}  # the parameters that it is computed from, without a kernel
+        seen: dict = {}  # the parameters that it is a view of
+        by_kernels = set()
+        for var in (plain := self._after_sources(lambda _, sources: sources)):
+            sources, is_operator = self.sources(var), self._is_operator(var)
+            kind = _kind(self.bindings.values[var]) if is_operator else MI
+            steps[var] = max((steps.get(source, 0) for source in sources), default=0) + (kind != MI)
+            # What is neither computed nor closed is a parameter.
+            read[var], given = (frozenset().union(*(x.get(s, {s}) for s in sources)) for x in (read, seen))
+            seen[var] = frozenset() if is_operator else given
+            if kind == ATTENTION:
+                by_kernels |= given
+                read[var] = frozenset()
+        # A kernel may write into a parameter, a state: what reads its old value stays where it is.
+        held = {var for var in plain if read[var] & by_kernels}
 
-        deepest_first = lambda sources: sorted(sources, key=lambda source: -steps.get(source, 0))
-        return self._after_sources(lambda var, sources: deepest_first(sources) if self._is_operator(var) else sources)
+        def deepest_first(var, sources: list) -> list:
+            if not self._is_operator(var) or held & set(sources):
+                return sources
+            return sorted(sources, key=lambda source: -steps.get(source, 0))
+
+        return self._after_sources(deepest_first)
 
     def _after_sources(self, arranged: Callable[[relax.Var, list], list]) -> list:
         """The same, by the order of each variable's sources."""
