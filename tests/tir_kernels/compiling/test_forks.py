@@ -159,7 +159,7 @@ kernel(x, y)
 def test_parallel_loops_run_in_a_fork_of_a_process_with_a_pool(tmp_path):
     script, result = tmp_path / "script.py", tmp_path / "sum"
     script.write_text(AFTER_A_POOL)
-    more = {"OMP_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
+    more = {"TVM_NUM_THREADS": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, script, result], env=os.environ | more, capture_output=True, timeout=60)
     assert done.returncode == 0 and done.stdout.strip() == b"[(0, 0)]", done.stderr.decode()
     assert float(result.read_text()) == 64 * 12
