@@ -50,6 +50,8 @@ def _compiled(model, x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Te
         for _ in range(CALLS_TO_CAPTURE):
             call(x)
         torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise  # beside other processes, and no refusal
     except RuntimeError as error:
         torch.compiler.reset()
         return torch.compile(model, dynamic=False), f"without CUDA graphs: {str(error)[:CAUSE_LENGTH]}"
