@@ -97,6 +97,15 @@ def test_computes_what_pytorch_computes(name, tmp_path):
     assert_right(CASES[name], tmp_path)
 
 
+@needs_gxx
+@pytest.mark.parametrize(("last", "dtype"), [(2, "float16"), (3, "bfloat16"), (5, "float32")])
+def test_rows_of_a_norm_over_a_last_axis_that_holds_no_vector(last, dtype, tmp_path):
+    axes = ((4, 8, last), dtype), ((last,), dtype), ((8, 1), dtype)
+    b = Builder(((4, 8 * last), dtype), ((8 * last,), dtype), *axes)
+    x = b.reshape(b.norm("rms_norm", 0, 1), 4, 8, last)
+    assert_right(b.problem(b.add("add", b.add("multiply", b.add("multiply", x, 2), 3), 4)), tmp_path)
+
+
 ROWS = modulated(520, m=3)
 
 
