@@ -3,7 +3,7 @@
 from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.gemv import UNIT, GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.gemm.sizes.configs import splits_of
+from tir_kernels.fusion.gemm.sizes.configs import MEASURED, legal_configs, splits_of
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.mlp import mlp as mlp_cuda
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Norm, Step
@@ -234,7 +234,30 @@ def ending_rows():
     return products([129, 513], VIT, ENDING)
 
 
+# (rows, columns, k, steps, gate, dtype): products whose steps need no more than a column's number.
+COLUMN_STEPS = (
+    (32760, 8960, 1536, (Step("add", "row"), Step("gelu_tanh")), None, "bfloat16"),
+    (32760, 4608, 1536, (Step("add", "row"),), None, "bfloat16"),
+    (8192, 4096, 1024, BIAS_GELU, None, "float16"),
+    (16384, 3072, 768, BIAS_GELU, None, "float16"),
+    (2048, 3072, 768, BIAS_GELU, None, "float16"),
+    (16384, 2304, 768, (), None, "float16"),
+    (16384, 1152, 768, (), "gelu", "float16"),
+    (4096, 8192, 2048, (), "silu", "float16"),
+)
+
+
+def column_steps():
+    """Those products with every tile that the tensor memory accelerator copies and no cluster shares."""
+    target, problems = parse_target("cuda -arch=sm_90a"), []
+    for m, n, k, steps, gate, dtype in COLUMN_STEPS:
+        problem = GemmProblem(m, n, dtype, steps, k=k, gate=gate)
+        problems += [("gemm", problem, c) for c in legal_configs(problem, target) if c in MEASURED and c.tma]
+    return [job for job in problems if job[2].splits == 1]
+
+
 SUITES = {
+    "column_steps": column_steps,
     "ending_rows": ending_rows,
     "widths": widths,
     "clusters": clusters,

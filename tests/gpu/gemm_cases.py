@@ -11,7 +11,7 @@ from attention_cases import dtype_label
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
-from tir_kernels.fusion.gemm.deferred_norm import statistics_operand
+from tir_kernels.fusion.gemm.finish.deferred_norm import statistics_operand
 from tir_kernels.fusion.gemm.gemv import GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES, spills

@@ -185,6 +185,32 @@ def step_functions(steps: tuple[Step, ...], dtype: str, first_operand: int = 0):
     )
 
 
+def load_words(steps: tuple[Step, ...], kind: str, first_operand: int = 0):
+    """`load(words, at, operands, pointer)`: load a word of each operand of a kind, "row" or "matrix".
+
+    For accumulators in the layout of an mma: two neighbours of a row are a word, and 8 of them, in two rows and two
+    n8 tiles, are finished as one vector.  So the words of an operand lie half a vector apart.
+    """
+
+    @T.inline
+    def load(words, at, operands, pointer):
+        pass
+
+    of_kind = [i for i, operand in enumerate(s.operand for s in steps if s.operand is not None) if operand == kind]
+    for number, operand in enumerate(of_kind):
+        load = _then_load(load, number * (VECTOR // 2), first_operand + operand)
+    return load
+
+
+def _then_load(before, number: int, operand: int):
+    @T.inline
+    def load(words, at, operands, pointer):
+        before(words, at, operands, pointer)
+        T.ptx["ld.global.nc.b32"](words[at + number], pointer(operands[operand]))
+
+    return load
+
+
 def n_operands(step: Step) -> int:
     """Number of operands of a step; a normed operand counts as three: matrix, statistics and columns."""
     return int(step.operand is not None) + 2 * (step.norm is not None)

@@ -16,12 +16,12 @@ from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, PRODUCER_THREADS, consumer_registers, even_registers
-from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
+from tir_kernels.fusion.gemm.finish.deferred_norm import norm_columns, row_pairs, statistics_operand
+from tir_kernels.fusion.gemm.finish.vector import vector_functions
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.gemm.tile import tile_of
 from tir_kernels.fusion.gemm.tma import pipeline, tensor_maps
-from tir_kernels.fusion.gemm.vector import vector_functions
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import VECTOR, Words, match_operands
 

@@ -12,8 +12,8 @@ from tvm.script import tirx as T
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
-from tir_kernels.fusion.gemm.epilogue import arrival, epilogue, split_functions
-from tir_kernels.fusion.gemm.norm_phase import row_normalization
+from tir_kernels.fusion.gemm.finish.epilogue import arrival, epilogue, split_functions
+from tir_kernels.fusion.gemm.finish.norm_phase import row_normalization
 from tir_kernels.fusion.gemm.products.wgmma import warpgroup_product
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, partials_shape

@@ -25,7 +25,7 @@ from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
 from tir_kernels.cuda.wgmma import uniform_warp
-from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.finish.epilogue import epilogue
 from tir_kernels.fusion.gemm.products.wgmma import pin_accumulators, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry

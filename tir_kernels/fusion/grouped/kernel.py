@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import shared_memory
-from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.finish.epilogue import epilogue
 from tir_kernels.fusion.gemm.products.wgmma import warpgroup_product
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry

@@ -20,7 +20,7 @@ from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional, shared_memory
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.cuda.wgmma import uniform_warp
-from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.finish.epilogue import epilogue
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_WARPS
 from tir_kernels.fusion.gemm.tma import boxes, encoded_maps, pipeline

@@ -6,10 +6,10 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, MMA_ROWS
-from tir_kernels.fusion.gemm.epilogue import epilogue
+from tir_kernels.fusion.gemm.finish.epilogue import epilogue
 from tir_kernels.fusion.gemm.tile import tile_copy, warp_products
 from tir_kernels.fusion.mlp.geometry import BLOCK_K, MlpGeometry
-from tir_kernels.fusion.steps import VECTOR, Words, step_functions
+from tir_kernels.fusion.steps import VECTOR, Words, load_words, step_functions
 
 PAIRS = VECTOR // 2  # of neighbouring accumulators: two rows of two n8 tiles are worked on as one vector
 
@@ -27,7 +27,7 @@ def inner_results(g: MlpGeometry):
     steps = step_functions(problem.steps, problem.dtype)
     pack = "cvt.rn.bf16x2.f32" if problem.dtype == "bfloat16" else "cvt.rn.f16x2.f32"
     row_tiles, pairs = first.row_tiles, first.col_tiles // 2
-    load_vectors, load_matrices = (_load_words(problem.steps, kind) for kind in ("row", "matrix"))
+    load_vectors, load_matrices = (load_words(problem.steps, kind) for kind in ("row", "matrix"))
     columns_end = g.inner_tile.dim != problem.n
 
     def column_exists(column):
@@ -85,28 +85,6 @@ def inner_results(g: MlpGeometry):
                     )
 
     return SimpleNamespace(fetch=fetch, store=store, row_size=pairs * steps.row_size)
-
-
-def _load_words(steps, kind: str):
-    """`load(words, at, operands, pointer)`: load a word of each operand of a kind; they lie `PAIRS` words apart."""
-
-    @T.inline
-    def load(words, at, operands, pointer):
-        pass
-
-    of_kind = [i for i, operand in enumerate(s.operand for s in steps if s.operand is not None) if operand == kind]
-    for number, operand in enumerate(of_kind):
-        load = _then_load(load, number * PAIRS, operand)
-    return load
-
-
-def _then_load(before, number: int, operand: int):
-    @T.inline
-    def load(words, at, operands, pointer):
-        before(words, at, operands, pointer)
-        T.ptx["ld.global.nc.b32"](words[at + number], pointer(operands[operand]))
-
-    return load
 
 
 def second_product(g: MlpGeometry):

@@ -12,7 +12,7 @@ from tir_kernels.cuda import device
 from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import gemm_norm as gemm_norm_cuda
 from tir_kernels.fusion.gemm import gemv as gemv_cuda
-from tir_kernels.fusion.gemm.deferred_norm import first_step_operand, statistics_operand
+from tir_kernels.fusion.gemm.finish.deferred_norm import first_step_operand, statistics_operand
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED
 from tir_kernels.fusion.gemm.sizes.cost import plain_product

@@ -6,12 +6,13 @@ from tvm.script import tirx as T
 
 from tir_kernels.cuda.arrival import arrive as arrive_at
 from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import MMA_COLS, MMA_ROWS
-from tir_kernels.fusion.gemm.deferred_norm import norm_columns, row_pairs, statistics_operand
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
+from tir_kernels.fusion.gemm.finish.deferred_norm import norm_columns, row_pairs, statistics_operand
+from tir_kernels.fusion.gemm.finish.gated import gated_products
+from tir_kernels.fusion.gemm.finish.in_registers import register_epilogue
+from tir_kernels.fusion.gemm.finish.vector import MOST_MEASURED, vector_functions
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
-from tir_kernels.fusion.gemm.vector import MOST_MEASURED, vector_functions
-from tir_kernels.fusion.problem import Step
-from tir_kernels.fusion.steps import VECTOR, Words, activation
+from tir_kernels.fusion.steps import VECTOR, Words
 
 LOADS_AT_ONCE = 16  # 16-byte loads of a thread that are under way together
 
@@ -68,35 +69,12 @@ def split_functions(g: GemmGeometry):
     return SimpleNamespace(write=write, add=add)
 
 
-def gated_products(g: GemmGeometry):
-    """`gated(acc, operands, column)`: replace the sums of a gate and its values by f(gate) * value.
-
-    Tiles of an mma alternate between the two, so that a thread holds both: the result is in the first half of acc's
-    tiles of each row.  `column` is the thread's first of w.
-    """
-    f = activation(Step(g.problem.gate or "relu"), g.problem.dtype)  # without a gate it is not called
-
-    @T.inline
-    def gated(acc, operands, column):
-        for n in T.unroll(g.col_tiles // 2):
-            bias = T.alloc_local([4], "float32")
-            for i in T.unroll(4):
-                if g.problem.gate_bias:
-                    at = T.meta_var(T.min(column + (2 * n + i // 2) * MMA_COLS + i % 2, g.problem.w_columns - 1))
-                    bias[i] = T.cast(operands[0][at], "float32")
-                else:
-                    bias[i] = T.float32(0)
-            for m in T.unroll(g.row_tiles):
-                for i in T.unroll(4):
-                    first = T.meta_var((m * g.col_tiles + 2 * n) * 4 + i)
-                    acc[(m * g.col_tiles + n) * 4 + i] = f(acc[first] + bias[i % 2]) * (
-                        acc[first + 4] + bias[2 + i % 2]
-                    )
-
-    return gated
-
-
 def epilogue(g: GemmGeometry):
+    """`staged_epilogue` or `register_epilogue`, whose functions have the same arguments."""
+    return register_epilogue(g) if g.finishes_in_registers else staged_epilogue(g)
+
+
+def staged_epilogue(g: GemmGeometry):
     """Functions that apply the steps to a CTA's tile at row, column, and store it.
 
     begin(row_words, operands, thread, row, column, kept, normed)  start to load operands, before the product

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.fusion.gemm.deferred_norm import correct, first_step_operand, load_pair, measure
+from tir_kernels.fusion.gemm.finish.deferred_norm import correct, first_step_operand, load_pair, measure
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS
 from tir_kernels.fusion.steps import VECTOR, Words, step_functions, store_vector

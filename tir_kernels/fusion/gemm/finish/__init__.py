@@ -1,0 +1,1 @@
+"""Device code of matrix products after the multiplication: steps, norms, statistics, stores."""
