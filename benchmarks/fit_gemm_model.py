@@ -130,7 +130,8 @@ def keep(paths: list[Path], weight: float = 1.0) -> None:
         groups = {}
         for problem, times in itertools.chain.from_iterable(map(_times_of, json.loads(path.read_text()))):
             fields = asdict(problem)
-            key = json.dumps({name: fields[name] for name in ("m", "n", "k", "dtype", "steps", "w_layout")})
+            names = ("m", "n", "k", "dtype", "steps", "w_layout") + ("gate",) * (problem.gate is not None)
+            key = json.dumps({name: fields[name] for name in names})
             groups.setdefault(key, {}).update(times)
         entries += [
             {"sweep": path.stem, "problem": json.loads(key), "us": times} | more for key, times in groups.items()

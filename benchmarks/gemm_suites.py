@@ -234,30 +234,61 @@ def ending_rows():
     return products([129, 513], VIT, ENDING)
 
 
-# (rows, columns, k, steps, gate, dtype): products whose steps need no more than a column's number.
-COLUMN_STEPS = (
-    (32760, 8960, 1536, (Step("add", "row"), Step("gelu_tanh")), None, "bfloat16"),
-    (32760, 4608, 1536, (Step("add", "row"),), None, "bfloat16"),
-    (8192, 4096, 1024, BIAS_GELU, None, "float16"),
-    (16384, 3072, 768, BIAS_GELU, None, "float16"),
-    (2048, 3072, 768, BIAS_GELU, None, "float16"),
-    (16384, 2304, 768, (), None, "float16"),
-    (16384, 1152, 768, (), "gelu", "float16"),
-    (4096, 8192, 2048, (), "silu", "float16"),
-)
+# (n, k, gate, steps) of products of models, from 4096 rows on.
+IN_MODELS = {
+    2048: ((3072, 768, None, BIAS_GELU), (2304, 768, None, ()), (4096, 1024, None, BIAS_GELU), (768, 3072, None, ())),
+    4096: (
+        (640, 640, None, ()),
+        (768, 768, None, ()),
+        (896, 4864, None, ()),
+        (960, 2560, None, ()),
+        (1024, 1024, None, ()),
+        (1024, 4096, None, ()),
+        (1152, 6912, None, ()),
+        (1536, 768, None, ()),
+        (2048, 2048, None, ()),
+        (2048, 5632, None, ()),
+        (2048, 8192, None, ()),
+        (2304, 9216, None, ()),
+        (2560, 2048, None, ()),
+        (3072, 768, None, BIAS_GELU),
+        (3072, 1024, None, ()),
+        (3072, 2048, None, ()),
+        (4096, 1024, None, BIAS_GELU),
+        (6144, 2048, None, ()),
+        (8192, 2048, None, (Step("add", "row"), Step("gelu_tanh"))),
+        (2816, 1024, "gelu", ()),
+        (3072, 1024, "silu", ()),
+        (5632, 2048, "silu", ()),
+        (6912, 1152, "gelu_tanh", ()),
+        (8192, 2048, "silu", ()),
+        (9216, 2304, "gelu_tanh", ()),
+    ),
+    6272: ((384, 1536, None, ()), (768, 768, None, ()), (1536, 384, None, BIAS_GELU)),
+    8192: ((1152, 1152, None, ()), (3456, 1152, None, ()), (4608, 1152, None, BIAS_GELU), (1152, 4608, None, ())),
+    16384: ((768, 768, None, ()), (768, 1152, None, ()), (2304, 768, None, ()), (1152, 768, "gelu", ())),
+    32760: (
+        (1536, 1536, None, ()),
+        (4608, 1536, None, ()),
+        (8960, 1536, None, (Step("add", "row"), Step("gelu_tanh"))),
+        (1536, 8960, None, ()),
+    ),
+}
+LARGE_TILES = {"128x256", "256x128", "128x192", "192x192", "64x256", "128x128", "64x192", "192x128"}
 
 
-def column_steps():
-    """Those products with every tile that the tensor memory accelerator copies and no cluster shares."""
-    target, problems = parse_target("cuda -arch=sm_90a"), []
-    for m, n, k, steps, gate, dtype in COLUMN_STEPS:
-        problem = GemmProblem(m, n, dtype, steps, k=k, gate=gate)
-        problems += [("gemm", problem, c) for c in legal_configs(problem, target) if c in MEASURED and c.tma]
-    return [job for job in problems if job[2].splits == 1]
+def in_models():
+    """Those products with the large tiles that the tensor memory accelerator copies."""
+    target, jobs = parse_target("cuda -arch=sm_90a"), []
+    for m, products_of_rows in IN_MODELS.items():
+        for n, k, gate, steps in products_of_rows:
+            problem = GemmProblem(m, n, "float16", steps, k=k, gate=gate)
+            jobs += [("gemm", problem, c) for c in legal_configs(problem, target) if c in MEASURED and c.tma]
+    return [job for job in jobs if f"{job[2].block_m}x{job[2].block_n}" in LARGE_TILES and job[2].splits == 1]
 
 
 SUITES = {
-    "column_steps": column_steps,
+    "in_models": in_models,
     "ending_rows": ending_rows,
     "widths": widths,
     "clusters": clusters,

@@ -1,9 +1,11 @@
 """Time every given configuration of the CUDA matrix-product kernels, beside cuBLAS: what `sizes/cost.py` is fitted to.
 
-usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json --suite NAME … [--peers NAME …]
+usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json --suite NAME … [--peers NAME …] [--between]
 
 Kernels are built by a pool of processes, checked against PyTorch in float32, then timed: CUDA-graph replay, inputs
-rotating past the L2 cache, median.  The suites are in `gemm_suites.py`; the default configuration comes besides.
+rotating past the L2 cache, median.  With --between, a copy before each product writes its rows, and one after it reads
+its result, as in a model: a GPU that multiplies without a pause is at its power limit, where tiles have another order
+than in models, whose time is that of both copies and the product less that of both copies.  The suites are in `gemm_suites.py`; the default configuration comes besides.
 """
 
 import argparse
@@ -57,7 +59,32 @@ def median_us(calls) -> float:
     return statistics.median(device_samples_us(calls, "cuda"))
 
 
-def measure(template, problem, config, path, sets, expected, half_error) -> dict:
+class Between:
+    """Copies before and after a product, of its rows and of its result, and their own time."""
+
+    def __init__(self, problem, sets):
+        import torch
+
+        ((shape, dtype),) = problem.outputs
+        self.sources = [inputs[0].clone() for inputs in sets]
+        self.rows = [inputs[0] for inputs in sets]
+        self.result = torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
+        self.kept = torch.empty_like(self.result)
+        nothing = [lambda: None] * len(sets)
+        self.us = median_us(self.around(nothing, [self.result] * len(sets)))
+
+    def around(self, calls, results) -> list:
+        """The calls, each with its copies."""
+
+        def run(source, rows, call, result):
+            rows.copy_(source)
+            call()
+            self.kept.copy_(result)
+
+        return [functools.partial(run, *each) for each in zip(self.sources, self.rows, calls, results)]
+
+
+def measure(template, problem, config, path, sets, between, expected, half_error) -> dict:
     """Error and time of a built kernel on `sets` of inputs, whose first gives `expected`."""
     import torch
     import tvm
@@ -79,7 +106,9 @@ def measure(template, problem, config, path, sets, expected, half_error) -> dict
     torch.cuda.synchronize()
     error = max(float((x.float() - y).abs().max()) for x, y in zip(outputs[0], expected))
     row = {"error": error, "half_error": half_error, "ok": error <= 2 * half_error}
-    if row["ok"]:
+    if row["ok"] and between is not None:
+        row["us"] = median_us(between.around(calls, [out[0] for out in outputs])) - between.us
+    elif row["ok"]:
         row["us"] = median_us(calls)
     return row
 
@@ -158,6 +187,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--suite", nargs="+", required=True)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=[])
+    parser.add_argument("--between", action="store_true", help="time products between copies, as in a model")
     options = parser.parse_args()
 
     from gemm_suites import SUITES
@@ -186,13 +216,14 @@ def main():
         sets = [case.make_inputs(int.from_bytes(os.urandom(4), "little")) for _ in range(min(n_sets, 24))]
         expected = case.torch_sequence(*(x.float() for x in sets[0]))
         half_error = max(float((x.float() - y).abs().max()) for x, y in zip(case.torch_sequence(*sets[0]), expected))
+        between = Between(problem, sets) if options.between else None
         best = {}
         for job, path, refusal in zip(jobs, paths, refusals):
             if job[1] != problem:
                 continue
             template, _, config = job
             row = {"template": template, "problem": repr(problem), "config": repr(config), "label": config.label}
-            arguments = template, problem, config, path, sets, expected, half_error
+            arguments = template, problem, config, path, sets, between, expected, half_error
             row |= {"failed": refusal} if refusal else measured(*arguments)
             rows.append(row)
             if "us" not in row:
