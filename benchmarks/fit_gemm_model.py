@@ -28,7 +28,7 @@ from benchmarks.products.cases import ProductCase
 from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED  # noqa: E402
-from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_TMA_BEFORE, FITTED_WGMMA, Model  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_TMA_BEFORE, FITTED_WGMMA, Model, tile_of  # noqa: E402
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry  # noqa: E402
 from tir_kernels.fusion.problem import GemmProblem, Step  # noqa: E402
 
@@ -44,6 +44,8 @@ NEAR_BEST = 0.25  # a configuration that is slower than the best by this share w
 LEAST_WEIGHT = 0.05
 SHOWN = 1.03  # regrets of a problem that are printed
 PRIOR = 0.02  # weight of a coefficient's logarithm staying where it was
+RATE_PRIOR = 0.3  # the same for the rates of tiles, which stay near 1 where little was timed
+MOST_EVALUATIONS = 60
 
 
 def kind_of(config: GemmConfig) -> str:
@@ -93,22 +95,28 @@ class Group:
 
 
 def fit(groups: list[Group], start: dict) -> dict:
-    """Coefficients of each kind of kernel, near those at the `start`."""
+    """Coefficients of each kind of kernel, near those at the `start`, and the rates of TMA's tiles, near 1."""
     names = [(kind, name) for kind, free in FREE.items() for name in free]
+    tiles = sorted({tile_of(c) for g in groups for c in g.configs if kind_of(c) == "tma"})
     first = np.log([getattr(start[kind], name) for kind, name in names])
 
     def coefficients(logarithms):
-        values = dict(zip(names, np.exp(logarithms)))
-        return start | {
-            kind: replace(start[kind], **{name: float(values[kind, name]) for name in free})
-            for kind, free in FREE.items()
-        }
+        values = dict(zip([*names, *tiles], map(float, np.exp(logarithms))))
+        found = {kind: replace(start[kind], **{n: values[kind, n] for n in free}) for kind, free in FREE.items()}
+        return start | found | {"tma": replace(found["tma"], rates={tile: values[tile] for tile in tiles})}
 
     def residuals(logarithms):
-        given = coefficients(logarithms)
-        return np.concatenate([*(g.residuals(given) for g in groups), PRIOR * (logarithms - first)])
+        given, rates = coefficients(logarithms), logarithms[len(names) :]
+        away = PRIOR * (logarithms[: len(names)] - first)
+        return np.concatenate([*(g.residuals(given) for g in groups), away, RATE_PRIOR * rates])
 
-    return coefficients(least_squares(residuals, first, loss="soft_l1", f_scale=0.1).x)
+    begin = np.append(first, np.zeros(len(tiles)))
+    return coefficients(least_squares(residuals, begin, loss="soft_l1", f_scale=0.1, max_nfev=MOST_EVALUATIONS).x)
+
+
+def proposed_tiles() -> set:
+    """Those that defaults come from."""
+    return {tile_of(config) for config in MEASURED if kind_of(config) == "tma"}
 
 
 def regrets(groups: list[Group], coefficients, warpgroup: bool) -> dict[Group, float]:
@@ -173,6 +181,7 @@ def main():
             print(describe(f"{name}, fitted to the other half", regrets(halves[i], other, warpgroup)))
     for kind, free in FREE.items():
         print(kind, " ".join(f"{name}={getattr(fitted[kind], name):.3g}" for name in free))
+    print({tile: round(rate, 3) for tile, rate in fitted["tma"].rates.items() if tile in proposed_tiles()})
     for warpgroup in (True, False):
         then, now = (regrets(groups, coefficients, warpgroup) for coefficients in (COMMITTED, fitted))
         for group in then:

@@ -3,9 +3,10 @@
 usage: python benchmarks/gpu_gemm_sweep.py --out sweep.json --suite NAME … [--peers NAME …] [--between]
 
 Kernels are built by a pool of processes, checked against PyTorch in float32, then timed: CUDA-graph replay, inputs
-rotating past the L2 cache, median.  With --between, a copy before each product writes its rows, and one after it reads
-its result, as in a model: a GPU that multiplies without a pause is at its power limit, where tiles have another order
-than in models, whose time is that of both copies and the product less that of both copies.  The suites are in `gemm_suites.py`; the default configuration comes besides.
+rotating past the L2 cache, median.  The suites are in `gemm_suites.py`; the default configuration comes besides.
+
+With --between, a copy before each product writes its rows and one after it reads its result, as in a model; their time
+is taken off.  A GPU that multiplies without a pause is at its power limit, where tiles have another order.
 """
 
 import argparse

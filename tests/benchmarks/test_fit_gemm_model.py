@@ -29,7 +29,7 @@ def test_the_committed_coefficients_choose_well(groups):
     entries = json.loads(fit.ROWS.read_text())
     comparable = [group for entry, group in zip(entries, groups, strict=True) if entry.get("weight", 1) == 1]
     found = np.array(list(fit.regrets(comparable, fit.COMMITTED, warpgroup=True).values()))
-    assert len(found) >= 180 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.17
+    assert len(found) >= 80 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.17
     few_rows = [group for entry, group in zip(entries, groups) if not entry["sweep"].startswith("products")]
     found = np.array(list(fit.regrets(few_rows, fit.COMMITTED, warpgroup=True).values()))
     # 13 % at 2048 × 3072 × 768 with GELU, where tiles of 64 × 256 are taken for faster than 128 × 128; else 8 %.

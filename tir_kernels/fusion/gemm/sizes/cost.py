@@ -17,7 +17,7 @@ CTAs run in waves; the last wave may have fewer residents.  Added to the waves a
 With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles, one after another, and
 
     block    = max(products and what they read of shared memory, waiting, the time of a copy / stages)
-    tile     = blocks * block + elements of a warp * epilogue
+    tile     = blocks * block * the tile's rate + elements of a warp * epilogue
     waves    = rounds * tile + start
 
 If CTAs or sets of warps take turns, a tile takes half of that, but no less than its products.  If a tile's splits are
@@ -32,7 +32,7 @@ multiprocessors and bandwidth, so there only the order of configurations counts.
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.float32.modes import mma_time
@@ -67,6 +67,7 @@ class Coefficients:
     batch: float  # for each batch of rows that a warp normalises together
     soft: float  # p
     again: float = 0.0  # the share of the memory's time when a further CTA reads what another has just asked for
+    rates: dict = field(default_factory=dict)  # (block_m, block_n, warps, sets): a tile's time over the model's
     hidden: float = 0.0  # the share of an epilogue beside other warps' products, where sets of warps are not counted
 
 
@@ -102,25 +103,47 @@ FITTED_WGMMA = replace(
     read=1.56e-5,
     soft=1.53,
 )
-# Fitted to times of wgmma with copies by the tensor memory accelerator on an H200 (`benchmarks/fit_gemm_model.py`).  At
-# 140 products of 4096 rows and more, four tiles that an earlier model took for the fastest and the tile before were
-# timed in turns; most other times were taken one after another and count a tenth.  Of all that count in full the choice
-# is 1.4 % slower than the best in the geometric mean, 16 % at worst.  Fitted to each half of the problems in turn,
-# choices on the other half are 2.2 % slower.  `launch` is not fitted: with it one kernel of two products is
-# taken where it was measured to be faster, and only there.
+# Fitted to times of wgmma with copies by the tensor memory accelerator on an H200 (`benchmarks/fit_gemm_model.py`): at
+# 44 products between copies, as in models.  Most others were timed one after another, where a GPU that multiplies
+# without a pause is at its power limit and tiles have another order; from 4096 rows on they hardly count.  The choice
+# is 1.6 % slower than the best in the geometric mean of the 44, 11 % at worst, and fitted to each half of the problems
+# in turn as much on the other half.  `launch` is not fitted: with it one kernel of two products is taken where it was
+# measured to be faster, and only there.
 FITTED_TMA = replace(
     FITTED,
     launch=0.4,
-    start=2.02,
-    product=3.0e-7,
-    shared=1.97e-6,
-    wait=0.15,
-    copy=0.627,
-    element=6.99e-5,
+    start=1.62,
+    product=2.9e-7,
+    shared=1.63e-6,
+    wait=0.118,
+    copy=0.483,
+    element=5.3e-5,
     merge=0.0123,
     read=6.64e-5,
-    soft=3.18,
-    again=0.264,
+    soft=2.11,
+    again=0.0756,
+    rates={
+        (64, 64, 4, 1): 1.108,
+        (64, 128, 4, 1): 0.889,
+        (64, 160, 4, 2): 0.969,
+        (64, 192, 4, 2): 0.964,
+        (64, 192, 8, 1): 1.008,
+        (64, 256, 4, 2): 0.966,
+        (64, 256, 8, 1): 0.986,
+        (128, 64, 8, 1): 0.92,
+        (128, 96, 8, 1): 1.026,
+        (128, 112, 4, 2): 0.93,
+        (128, 128, 4, 1): 0.889,
+        (128, 128, 4, 2): 0.914,
+        (128, 128, 8, 1): 0.983,
+        (128, 160, 8, 1): 1.073,
+        (128, 192, 8, 1): 0.987,
+        (128, 256, 8, 1): 0.995,
+        (192, 96, 4, 2): 0.993,
+        (192, 128, 12, 1): 1.06,
+        (192, 192, 12, 1): 1.054,
+        (256, 128, 8, 1): 1.076,
+    },
 )
 # The same for clusters and for products of groups of rows, which were timed before the model counted warps and what
 # they read: their choices stay those that were measured.
@@ -184,6 +207,11 @@ def plain_product(problem: GemmProblem) -> GemmProblem:
     return replace(problem, steps=steps, a_norm=None, statistics=False)
 
 
+def tile_of(config: GemmConfig) -> tuple[int, int, int, int]:
+    """What `Coefficients.rates` is keyed by."""
+    return config.block_m, config.block_n, config.warps, config.sets
+
+
 class Model:
     """The quantities, apart from the coefficients, that the prediction needs; they are counted once."""
 
@@ -240,6 +268,7 @@ class Model:
         together = min(self.resident * self.config.sets, self.tiles)
         work = c.product * self.products + c.shared * self.reads
         products = self.blocks * soft_max(c.soft, work, c.wait, c.copy / self.config.stages)
+        products *= c.rates.get(tile_of(self.config), 1.0)
         epilogue = c.element * self.elements
         if c.hidden:
             tile = products + epilogue * (1 - c.hidden * (together > 1))
