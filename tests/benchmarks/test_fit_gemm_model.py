@@ -29,13 +29,10 @@ def test_the_committed_coefficients_choose_well(groups):
     entries = json.loads(fit.ROWS.read_text())
     comparable = [group for entry, group in zip(entries, groups, strict=True) if entry.get("weight", 1) == 1]
     found = np.array(list(fit.regrets(comparable, fit.COMMITTED, warpgroup=True).values()))
-    assert len(found) >= 80 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.17
-    few_rows = [group for entry, group in zip(entries, groups) if not entry["sweep"].startswith("products")]
-    found = np.array(list(fit.regrets(few_rows, fit.COMMITTED, warpgroup=True).values()))
-    # 13 % at 2048 × 3072 × 768 with GELU, where tiles of 64 × 256 are taken for faster than 128 × 128; else 8 %.
-    assert len(found) >= 40 and np.exp(np.log(found).mean()) < 1.01 and np.sort(found)[-2] < 1.1 and found.max() < 1.14
-    found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=True).values()))
-    assert len(found) >= 320 and np.exp(np.log(found).mean()) < 1.025
+    # 11 % at 32760 × 8960 × 1536, where the fastest tiles of all are within 5 % of one another; else 10 %.
+    assert len(found) >= 80 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.12
+    found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=True).values()))  # with those at the power limit
+    assert len(found) >= 320 and np.exp(np.log(found).mean()) < 1.035
     found = np.array(list(fit.regrets(groups, fit.COMMITTED, warpgroup=False).values()))
     assert len(found) > 30 and np.exp(np.log(found).mean()) < 1.03
 

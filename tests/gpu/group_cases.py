@@ -351,6 +351,13 @@ def masked(dtype="float16", n=40):
     return b.problem(b.add("where", b.add("logical_not", keep), b.add("abs", 0), other))
 
 
+def markers(n=72, kind="int64"):
+    """Whether an element is another than 1, as two kinds of integers: RoBERTa's positions are made of such."""
+    b = Builder(((2, n), kind))
+    is_other = b.add("logical_not", b.add("equal", 0, b.number(1, kind)))
+    return b.problem(b.cast(is_other, "int32"), b.cast(b.cast(is_other, "int32"), kind))
+
+
 def sinusoids(dtype="float16", n=128, batch=3):
     """Sines and cosines of a time up to some thousands, at frequencies of a table, as diffusion models embed it."""
     b = Builder(((batch, 1), "float32"), ((1, n), "float32"))
@@ -424,6 +431,7 @@ def group_cases() -> list[GroupCase]:
         "narrow, back": transposed((40, 1000, 3), (0, 2, 1), "bfloat16"),
         "narrow, even": transposed((40, 1000, 32), (0, 2, 1)),
         "heads of 63": transposed((3, 129, 6, 63), (0, 2, 1, 3)),
+        "markers": markers(),
         "heads, int64": transposed((3, 29, 6, 64), (0, 2, 1, 3), "int64"),
         "windows of 7": transposed((4, 64, 7, 7, 32), (0, 4, 1, 2, 3)),
         "cut and merged": cut_and_merged(),

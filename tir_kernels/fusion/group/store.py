@@ -109,9 +109,11 @@ def _store_four(words, first, pointer):
 
 def _words(values: list, dtype: str, size: int) -> list:
     """32-bit words of integers, booleans or float64."""
+    # Integers are cast, which keeps their bits: TVM may compute those that fit in 32 bits, and reinterprets no others.
+    convert = T.reinterpret if dtype.startswith("float") else lambda kind, x: T.cast(x, kind)
     if size < 4:
         each = 4 // size
-        bits = [T.cast(x if dtype == "bool" else T.reinterpret(f"uint{8 * size}", x), "uint32") for x in values]
+        bits = [T.cast(x if dtype == "bool" else convert(f"uint{8 * size}", x), "uint32") for x in values]
         found = []
         for first in range(0, VECTOR, each):
             word = bits[first]
@@ -119,7 +121,7 @@ def _words(values: list, dtype: str, size: int) -> list:
                 word = word | bits[first + i] << T.uint32(8 * size * i)
             found.append(word)
         return found
-    bits = [T.reinterpret(f"uint{8 * size}", x) for x in values]
+    bits = [convert(f"uint{8 * size}", x) for x in values]
     if size == 4:
         return bits
     return [T.cast(x >> T.uint64(32 * half) if half else x, "uint32") for x in bits for half in (0, 1)]
