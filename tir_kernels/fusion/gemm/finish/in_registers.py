@@ -63,7 +63,7 @@ def register_epilogue(g: GemmGeometry):
             values[i] = acc[first + i // 2 % 2 * 4 + i // 4 * 2 + i % 2]
         steps.apply(values, Words(row_words, pair * steps.row_size), None, 0)
         for i in T.unroll(WORDS):
-            T.ptx[pack](packed[pair * WORDS + i], values[2 * i + 1], values[2 * i])
+            T.ptx[pack](packed[pair % part_pairs * WORDS + i], values[2 * i + 1], values[2 * i])
 
     @T.inline
     def store(
@@ -71,14 +71,14 @@ def register_epilogue(g: GemmGeometry):
     ):
         if problem.gate is not None:
             gated(acc, operands, first_column + g.warp_column(thread // 32) + thread % 4 * 2)
-        packed = T.alloc_local([g.out_col_tiles // 2 * WORDS], "uint32")
+        packed = T.alloc_local([part_pairs * WORDS], "uint32")
         words = T.alloc_local([WORDS], "uint32")
         lane = T.meta_var(thread % 32)
         staging = base + g.staging_offset + thread // 32 * g.staging_bytes
         write_address = staging + lane // 4 * pitch + lane % 4 * 4
         read_address = staging + lane // g.row_vectors * pitch + lane % g.row_vectors * 16
-        row = first_row + g.warp_row(thread // 32) + lane // g.row_vectors
-        column = first_of(first_column, thread) + lane % g.row_vectors * VECTOR
+        row = T.meta_var(first_row + g.warp_row(thread // 32) + lane // g.row_vectors)
+        column = T.meta_var(first_of(first_column, thread) + lane % g.row_vectors * VECTOR)
         for m in T.unroll(g.row_tiles):
             for part in T.unroll(parts):
                 for pair in T.unroll(part_pairs):
@@ -86,7 +86,7 @@ def register_epilogue(g: GemmGeometry):
                 T.cuda.warp_sync()
                 for i in T.unroll(part_pairs * WORDS):
                     at = T.meta_var(i // 2 % 2 * 8 * pitch + (i // 4 * 2 + i % 2) * 16)
-                    T.ptx["st.shared.b32"](address(write_address + at), packed[part * part_pairs * WORDS + i])
+                    T.ptx["st.shared.b32"](address(write_address + at), packed[i])
                 T.cuda.warp_sync()
                 for i in T.unroll(MMA_ROWS // g.rows_per_pass):
                     T.ptx["ld.shared.v4.b32"](
