@@ -154,14 +154,19 @@ def partial_rotation(dtype="float16", dim=64, turned=16):
     return b.problem(b.concat(-1, b.rotated(b.cut(x, -1, 0, turned), 1, 2), b.cut(x, -1, turned, dim)))
 
 
-def interleaved_rotation(dtype="float16", dim=64, is_normed=False):
-    """GPT-J's: even and odd elements are the pairs; with `is_normed`, Wan's, of a normalised row of all heads."""
+def interleaved_rotation(dtype="float16", dim=64, is_normed=False, doubled=False):
+    """GPT-J's: even and odd elements are the pairs; with `is_normed`, Wan's, of a normalised row of all heads.
+
+    Tables that are `doubled` hold each number twice, and a pair reads the first cosine and the second sine.
+    """
     weight = [((3 * dim,), dtype)] if is_normed else []
-    b = Builder(((2, 19, 3, dim), dtype), ((19, 1, dim // 2), dtype), ((19, 1, dim // 2), dtype), *weight)
+    table = (19, 1, dim if doubled else dim // 2), dtype
+    b = Builder(((2, 19, 3, dim), dtype), table, table, *weight)
+    cos, sin = (b.cut(1 + i, -1, i, dim, 2) for i in (0, 1)) if doubled else (1, 2)
     x = b.reshape(b.norm("rms_norm", b.reshape(0, 2, 19, 3 * dim), 3), 2, 19, 3, dim) if is_normed else 0
     even, odd = b.cut(x, -1, 0, dim, 2), b.cut(x, -1, 1, dim, 2)
-    low = b.add("subtract", b.add("multiply", even, 1), b.add("multiply", odd, 2))
-    high = b.add("add", b.add("multiply", odd, 1), b.add("multiply", even, 2))
+    low = b.add("subtract", b.add("multiply", even, cos), b.add("multiply", odd, sin))
+    high = b.add("add", b.add("multiply", odd, cos), b.add("multiply", even, sin))
     pairs = b.concat(-1, b.reshape(low, 2, 19, 3, dim // 2, 1), b.reshape(high, 2, 19, 3, dim // 2, 1))
     return b.problem(pairs if is_normed else b.reshape(pairs, 2, 19, 3, dim))
 

@@ -5,10 +5,12 @@ are equal, else VECTOR.  What is computed lies in registers and is computed once
 is the same for all lanes, the kernel branches; else it selects lane by lane, and reads only places that exist.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -16,12 +18,14 @@ from tir_kernels.cuda.prologue import scalar
 from tir_kernels.fusion.group.indices import broadcast, flatten, of_reduction, of_view
 from tir_kernels.fusion.group.operators import ELEMENTWISE
 from tir_kernels.fusion.group.problem import NORMS, REDUCTIONS, GroupProblem, Tensor, Value
+from tir_kernels.fusion.group.runs import runs_of
 from tir_kernels.fusion.group.symbols import Symbols, depends
 from tir_kernels.fusion.problem import DTYPES
 from tir_kernels.fusion.rows.statistics import local_buffers, tree
-from tir_kernels.fusion.steps import VECTOR, element, load_vector, vector_words
+from tir_kernels.fusion.steps import VECTOR, element
 
 Lanes = list[Any]
+WORD = 4  # bytes of a register
 
 
 def register_dtype(dtype: str) -> str:
@@ -46,6 +50,14 @@ def branch(condition, then, otherwise):
 def guarded(condition, then):
     if condition:
         then()
+
+
+def load_words(words, count: int, pointer: Callable) -> None:
+    """Load 1, 2, 4 or 8 words that the kernel only reads, 16 bytes at a time; `pointer(i)` is the address of word i."""
+    each = min(count, 4)
+    instruction = f"ld.global.nc.v{each}.b32" if each > 1 else "ld.global.nc.b32"
+    for i in range(0, count, each):
+        T.evaluate(T.ptx[instruction](*(words[i + j] for j in range(each)), pointer(i)))
 
 
 def where(conditions: list, then: Callable) -> None:
@@ -139,23 +151,26 @@ class Emitter:
         if not depends(position, symbols.lane):
             loaded = _cast(buffer[symbols.in_registers(position)], dtype, register_dtype(dtype))
             return self._kept([loaded], register_dtype(dtype))
-        if dtype in (*DTYPES, "int32"):
-            first = symbols.first_of_neighbours(position)
-            if first is not None and symbols.is_multiple(first, VECTOR):
-                words = self._vector(buffer, dtype, first)
-                return [_element(words, i, dtype) for i in range(VECTOR)]
         if (lanes := self.staged(number, position)) is not None:
             return self._kept(lanes, register_dtype(dtype))
+        if dtype in (*DTYPES, "int32"):
+            runs = runs_of(symbols, position, math.prod(source.shape))
+            if runs is not None:
+                words = [self._run(number, dtype, first, runs.width) for first in runs.firsts]
+                return [_element(words[run], i, dtype) for run, i in runs.places]
         loaded = [_cast(buffer[symbols.in_registers(position, i)], dtype, register_dtype(dtype)) for i in range(VECTOR)]
         return self._kept(loaded, register_dtype(dtype))
 
-    def _vector(self, buffer, dtype: str, first):
-        """The words of the VECTOR elements from position `first` on, a multiple of VECTOR."""
-        kind = "float32" if dtype == "int32" else dtype  # of as many bits
-        words = self._registers(vector_words(kind), "uint32")
-        at = scalar("at", self.symbols.in_registers(first))
-        load_vector(kind)(words, 0, lambda i: buffer.ptr_to([at + i]))
-        return words
+    def _run(self, number: int, dtype: str, first, width: int) -> Lanes:
+        """The words of the `width` elements of a source from position `first` on, a multiple of `width`."""
+        key = "run", number, width, str(first)  # what picks other elements of it, as of pairs, shares the load
+        if key not in self.known:
+            size = width * tvm.DataType(dtype).itemsize // WORD
+            words = self._registers(size, "uint32")
+            at = scalar("at", self.symbols.in_registers(first))
+            load_words(words, size, lambda i: self.buffers[number].ptr_to([at + i * width // size]))
+            self.known[key] = [words[i] for i in range(size)]
+        return self.known[key]
 
     # -- values of several parts -----------------------------------------------------------------------------------
 

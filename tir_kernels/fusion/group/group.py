@@ -1,11 +1,11 @@
 """An elementwise group on CUDA (sm_80 and up) in one kernel: any graph of elementwise operators, casts and views.
 
 The kernel is bound by memory: every thread computes vectors of 8 neighbours of a result, and reads each source where
-its views lead, 16 bytes at a time where they leave neighbours together.  Norms of rows (one for a result) are computed
-as the row kernels do, by threads that hold a row together.  Where a source does not lie as the results do, as in a
-transposition, it passes through shared memory, box by box (boxes/): both sides of the memory are walked along their
-own neighbours.  Results of different shapes, such as queries and keys, are computed by different CTAs of the same
-kernel.
+its views lead, 16 bytes at a time where they leave neighbours together, in this order or another (runs.py).  Norms of
+rows (one for a result) are computed as the row kernels do, by threads that hold a row together.  Where a source does
+not lie as the results do, as in a transposition, it passes through shared memory, box by box (boxes/): both sides of
+the memory are walked along their own neighbours.  Results of different shapes, such as queries and keys, are computed
+by different CTAs of the same kernel.
 """
 
 import math

@@ -47,8 +47,12 @@ class Symbols:
 
     def is_multiple(self, expression, number: int) -> bool:
         """Whether an expression is known to be a multiple of a number."""
+        return self.remainder(expression, number) == 0
+
+    def remainder(self, expression, number: int) -> int | None:
+        """What is left of an expression divided by a number, or None if it is not known to be always the same."""
         known = self.analyzer.modular_set(expression)
-        return int(known.coeff) % number == 0 and int(known.base) % number == 0
+        return int(known.base) % number if int(known.coeff) % number == 0 else None
 
     def is_known(self, condition) -> bool:
         """Whether a condition always holds."""

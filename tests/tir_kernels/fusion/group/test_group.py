@@ -1,5 +1,7 @@
 """The CUDA kernel of elementwise groups: its generated CUDA run on the CPU against PyTorch, and what it refuses."""
 
+import re
+
 import pytest
 import torch
 import tvm
@@ -30,6 +32,7 @@ from tests.gpu.group_cases import (
     weighted_sum,
     windows,
 )
+from tests.gpu.sources import source as cuda_of
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.tir_kernels.fusion.group.group_emulation import SM_80, assert_close, assert_right, emulate, expected
 from tests.tir_kernels.fusion.row_emulation import needs_gxx
@@ -40,6 +43,8 @@ from tir_kernels.fusion.group.problem import GroupProblem, Tensor, Value
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.problems import group as group_kind
 
+LOADS = re.compile(r" tvm_builtin_ptx_ld_vec_global_nc_(v\d)_b32\(.*&\(source(\d)_ptr")
+SINGLE = re.compile(r"(?<!&\()source(\d)_ptr\[")
 SMALL = {"batch": 1, "length": 5, "heads": 2, "kv_heads": 1}
 
 CASES = {
@@ -53,6 +58,9 @@ CASES = {
     "interleaved rotation": interleaved_rotation(dim=16),
     "interleaved rotation, norm of rows": interleaved_rotation("bfloat16", dim=16, is_normed=True),
     "interleaved rotation, float32": interleaved_rotation("float32", dim=16),
+    "interleaved rotation, doubled tables": interleaved_rotation("bfloat16", dim=16, is_normed=True, doubled=True),
+    "interleaved rotation, float32, doubled tables": interleaved_rotation("float32", dim=16, doubled=True),
+    "interleaved rotation, ragged": interleaved_rotation(dim=12),
     "gated halves": gated_halves(40, m=7),
     "gated halves, ragged": gated_halves(13, "bfloat16", "silu", m=7),
     "gated halves, interleaved": gated_halves(24, activation="gelu_tanh", interleaved=True, m=7),
@@ -157,6 +165,31 @@ def test_rows_outside_are_nan(tmp_path):
         nearest = x[[0, 3, 3, 3]]
         right = torch.where((places == 3)[:, None], nearest, torch.nan) if is_missing else nearest
         torch.testing.assert_close(found, right, rtol=0, atol=0, equal_nan=True)
+
+
+def loads(problem) -> tuple[list[tuple[str, str]], list[str]]:
+    """What a thread loads of the sources: (registers, source) of each vector, and the source of each single element."""
+    text = cuda_of(group_cuda, problem, group_cuda.configs(problem, SM_80)[0])
+    return LOADS.findall(text), SINGLE.findall(text)
+
+
+def test_pairs_are_loaded_in_vectors():
+    """What the norm's statistics, elements and their partners read is one vector; a table of four pairs is half one."""
+    table = [("v2", "1"), ("v2", "2")]
+    normed = interleaved_rotation("bfloat16", 128, is_normed=True)
+    assert loads(interleaved_rotation("bfloat16")) == ([("v4", "0"), *table], [])
+    assert loads(normed) == ([("v4", "0"), ("v4", "3"), *table], [])
+    assert sorted(loads(interleaved_rotation(doubled=True))[0]) == [("v4", number) for number in "012"]
+    assert loads(gated_halves(24, interleaved=True)) == ([("v4", "0")] * 2, [])
+
+
+def test_what_lies_in_many_vectors_is_loaded_element_by_element():
+    """Every third element, and pairs whose rows begin at no multiple of two."""
+    b = Builder(((4, 48), "float16"))
+    assert loads(b.problem(b.add("negative", b.cut(0, 1, 0, 48, 3)))) == ([], ["0"] * 8)
+    b = Builder(((3, 17), "float16"))
+    swapped = b.concat(-1, *(b.reshape(b.cut(0, 1, i, 15 + i, 2), 3, 8, 1) for i in (1, 0)))
+    assert loads(b.problem(swapped)) == ([], ["0"] * 16)
 
 
 def test_rows_of_a_norm_need_threads_enough():

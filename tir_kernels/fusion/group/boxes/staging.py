@@ -14,10 +14,10 @@ from tvm.script import tirx as T
 from tir_kernels.cuda.prologue import scalar
 from tir_kernels.fusion.group.boxes.box import SLACK, Box
 from tir_kernels.fusion.group.boxes.reads import Read
-from tir_kernels.fusion.group.emit import all_of, assign, branch, where
+from tir_kernels.fusion.group.emit import all_of, assign, branch, load_words, where
 from tir_kernels.fusion.group.problem import Tensor
 from tir_kernels.fusion.rows.statistics import local_buffers
-from tir_kernels.fusion.steps import VECTOR
+from tir_kernels.fusion.steps import VECTOR, Words
 
 WORD = 4  # bytes
 MOST_WORDS = 18  # registers of a thread for words that are under way together
@@ -182,7 +182,9 @@ class _Filling:
             self._read_ends(step, 0, ends)
             return
         at = scalar("at", T.max(T.min(first, whole - 1), 0) * each)
-        read = lambda: _read(self.tile.registers // self.tile.steps)(self.words, step, self.buffer.ptr_to([at]))
+        registers = self.tile.registers // self.tile.steps
+        words = Words(self.words, step * registers)
+        read = lambda: load_words(words, registers, lambda _: self.buffer.ptr_to([at]))
         if ends:
             branch(first < whole, read, lambda: self._read_ends(step, whole * each, ends))
         else:
@@ -237,20 +239,6 @@ class _Filling:
             return high << T.uint64(32) | low
         word = self.words[step]
         return T.cast(word >> T.uint32(8 * self.tile.size * i) if i else word, f"uint{8 * self.tile.size}")
-
-
-def _read(registers: int):
-    """`read(words, step, pointer)`: read a word of so many registers."""
-
-    @T.inline
-    def read_one(words, step, pointer):
-        T.ptx["ld.global.nc.b32"](words[step], pointer)
-
-    @T.inline
-    def read_two(words, step, pointer):
-        T.ptx["ld.global.nc.v2.b32"](words[2 * step], words[2 * step + 1], pointer)
-
-    return read_two if registers == 2 else read_one
 
 
 def as_bits(x, size: int):
