@@ -2,7 +2,8 @@
 
 A domain's elements are walked in the order of its results' axes, the last ones innermost.  Where a norm is among what
 the results are computed from, a row of the norm is a row of the domain: `row_axes` axes at the end of the order, which
-a group of threads holds together.
+a group of threads holds together.  The group has the statistics of one row: results that read other rows of the norm
+at the same place, as of its flip, are in another domain.
 """
 
 import math
@@ -62,16 +63,17 @@ def domains_of(problem: GroupProblem) -> list[Domain]:
     norms = {result: _norms(problem, result) for result in problem.results}
     groups: dict[tuple, list[int]] = {}
     for result in dict.fromkeys(problem.results):
-        shape = problem.value(result).shape
-        groups.setdefault((shape, norms[result]), []).append(result)
-    for (shape, found), results in list(groups.items()):
+        shape, found = problem.value(result).shape, norms[result]
+        groups.setdefault((shape, found, _first_row(problem, result, found)), []).append(result)
+    for key, results in list(groups.items()):
+        shape, found, _ = key
         # What a norm reads and the model goes on with is computed beside the norm.
-        for (other, norm), more in groups.items():
+        for (other, norm, _), more in groups.items():
             if not found and norm and other == shape and all(_reads(problem, more[0], result) for result in results):
                 more += results
-                del groups[shape, found]
+                del groups[key]
                 break
-    return [_domain(problem, shape, sorted(norm), tuple(results)) for (shape, norm), results in groups.items()]
+    return [_domain(problem, shape, sorted(norm), tuple(results)) for (shape, norm, _), results in groups.items()]
 
 
 def _norms(problem: GroupProblem, result: int) -> frozenset[int]:
@@ -86,6 +88,18 @@ def _norms(problem: GroupProblem, result: int) -> frozenset[int]:
         pending += [a for a in value.arguments if a not in seen]
         seen.update(value.arguments)
     return frozenset(found)
+
+
+def _first_row(problem: GroupProblem, result: int, norms: frozenset[int]) -> tuple[str, ...]:
+    """The norm's row that an element of a result reads first, spelled in the element's indices; () unless one norm.
+
+    That it reads no other one is for the domain to prove.
+    """
+    if len(norms) != 1:
+        return ()
+    symbols, (norm,) = Symbols(), norms
+    indices = [symbols.new(f"i{axis}", n) for axis, n in enumerate(problem.value(result).shape)]
+    return tuple(map(str, _norm_rows(problem, result, indices, norm, symbols)[0]))
 
 
 def _reads(problem: GroupProblem, number: int, argument: int) -> bool:
@@ -134,7 +148,7 @@ def _holds_rows(problem: GroupProblem, domain: Domain, result: int) -> bool:
 
 
 def norm_indices(problem: GroupProblem, domain: Domain, symbols: Symbols, indices: list) -> list:
-    """The indices of the norm's row that the result at `indices` reads; outside of it in the filling of a pad."""
+    """The indices of the norm's row that all results at `indices` read; outside of it in the filling of a pad."""
     return _norm_rows(problem, domain.results[0], indices, domain.norm, symbols)[0]
 
 

@@ -39,6 +39,16 @@ def test_a_result_that_the_norm_does_not_read_is_computed_apart():
     assert of(b.problem(normed, other)) == [((normed,), (0, 1), normed), ((other,), (0, 1), None)]
 
 
+def test_results_that_read_other_rows_of_a_norm_are_computed_apart():
+    """Elements of a domain share a row's statistics; what the norm reads is beside the rows that it reads."""
+    b = Builder(((4, 16), "float16"))
+    x = b.add("relu", 0)
+    normed = b.norm("rms_norm", x)
+    rolled, same = b.add("roll", normed, shape=(4, 16), numbers=(0, 1)), b.add("negative", normed)
+    found = [((normed, same, x), (0, 1), normed), ((rolled,), (0, 1), normed)]
+    assert of(b.problem(normed, rolled, same, x)) == found
+
+
 def test_rows_of_a_norm_that_are_permuted():
     """A head is a row wherever it goes; heads of a row that is normalised whole are walked within a token."""
     heads, _ = domains_of(packed_rotation(norms="head"))

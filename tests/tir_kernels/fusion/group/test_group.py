@@ -114,6 +114,24 @@ def test_rows_of_a_norm_over_a_last_axis_that_holds_no_vector(last, dtype, tmp_p
     assert_right(b.problem(b.add("add", b.add("multiply", b.add("multiply", x, 2), 3), 4)), tmp_path)
 
 
+OTHER_ROWS = {
+    "rolled": lambda b, x: (x, b.add("roll", x, shape=b.of(x).shape, numbers=(1, 1))),
+    "flipped": lambda b, x: (x, b.add("take", x, shape=b.of(x).shape, numbers=(1, 3, -1))),
+    "cut": lambda b, x: (b.cut(x, 1, 0, 2), b.cut(x, 1, 2, 4)),
+    "permuted": lambda b, x: (b.permute(x, 1, 0, 2), x),
+    "in another order": lambda b, x: (b.reshape(b.permute(x, 1, 0, 2), 16, 16), b.reshape(x, 16, 16)),
+    "padded": lambda b, x: (b.pad(x, 0.0, (0, 0), (1, 0), (0, 0)), b.pad(x, 0.0, (0, 0), (0, 1), (0, 0))),
+    "broadcast": lambda b, x: (x, b.add("add", b.cut(x, 1, 0, 1), b.cut(0, 1, 0, 4))),
+}
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", OTHER_ROWS)
+def test_results_of_one_shape_that_read_other_rows_of_a_norm(name, tmp_path):
+    b = Builder(((4, 4, 16), "float16"))
+    assert_right(b.problem(*OTHER_ROWS[name](b, b.norm("layer_norm", 0))), tmp_path)
+
+
 ROWS = modulated(520, m=3)
 
 
@@ -309,6 +327,12 @@ def two_rows_at_once():
     return b.problem(b.add("add", normed, b.concat(0, b.cut(normed, 0, 1, 3), b.cut(normed, 0, 0, 1))))
 
 
+def a_row_and_the_first_one():
+    b = Builder(((3, 16), "float16"))
+    normed = b.norm("rms_norm", 0)
+    return b.problem(b.add("add", normed, b.cut(normed, 0, 0, 1)))
+
+
 def a_norm_twice_in_a_concatenation():
     b = Builder(((3, 16), "float16"))
     normed = b.norm("rms_norm", 0)
@@ -335,6 +359,7 @@ def a_norm_twice_in_a_concatenation():
         (two_norms(), "a result of several norms"),
         (columns_of_a_norm(), "rows of 16 of rms_norm are no rows of a result (16, 16)"),
         (two_rows_at_once(), "rows of 16 of rms_norm are no rows of a result"),
+        (a_row_and_the_first_one(), "rows of 16 of rms_norm are no rows of a result (3, 16)"),
         (a_norm_twice_in_a_concatenation(), "rows of 16 of rms_norm are no rows of a result (6, 16)"),
         (modulated(20), "rows of 20 of layer_norm are no rows of a result"),
         (modulated((8 << 12) + 8, m=1), "rows of 32776 are too long"),
