@@ -126,7 +126,7 @@ class BoxPart:
             indices[axis] = tirx.floormod(index, box.extents[axis]) if position else index
         indices = symbols.simplified(indices)
         emitter = Emitter(self.problem, sources, symbols)
-        emitter.staged = self._lookup(symbols, indices, views, row, first - begin)
+        emitter.staged = self._lookup(emitter, indices, views, row, first - begin)
         flat = scalar("flat", symbols.in_registers(self._flat(self._at_run(indices))) + first)
         found = [(result, emitter.lanes(value, indices)) for result, value in zip(self.domain.results, box.values)]
         for result, lanes in found:
@@ -160,17 +160,20 @@ class BoxPart:
             found = found + index * stride if n > 1 else found
         return found
 
-    def _lookup(self, symbols: Symbols, indices: list, views, row, element):
-        """The emitter's `staged`: lanes of the tile of a read at these positions."""
-        known: dict[int, list] = {}
+    def _lookup(self, emitter: Emitter, indices: list, views, row, element):
+        """The emitter's `staged`: lanes of the tile of a read at these positions.
+
+        Where a tile's lanes begin is known to the emitter, which forgets it after the branch that computed it.
+        """
 
         def staged(number: int, position):
             for i, (tile, view) in enumerate(zip(self.tiles, views)):
                 wanted = expression_of(tile.read.position, indices)
-                if tile.read.source == number and symbols.is_known(position == wanted):
-                    if i not in known:
-                        known[i] = staged_lanes(tile, view, row, element)
-                    return known[i]
+                if tile.read.source == number and emitter.symbols.is_known(position == wanted):
+                    key = "tile", i
+                    if key not in emitter.known:
+                        emitter.known[key] = staged_lanes(tile, view, row, element)
+                    return emitter.known[key]
             return None
 
         return staged

@@ -137,3 +137,18 @@ def test_parts_that_are_read_under_a_condition():
     box = the_box(padded_rows(16, 40, 3, 1))
     assert len(box.reads) == 3 and all(len(read.guards) == 2 for read in box.reads)
     assert boxes(padded_rows(9, 31, 5, 1)) == [None]  # parts that vectors cross
+
+
+def read_in_two_branches():
+    """A transposition in one part of each of two concatenations, of which whole vectors lie in one part."""
+    b = Builder(((16, 24), "float16"), ((24, 16), "float16"))
+    x = b.permute(0, 1, 0)
+    relu, negative = (b.concat(0, b.add(name, x), 1) for name in ("relu", "negative"))
+    return b.problem(b.add("add", relu, negative))
+
+
+@needs_gxx
+def test_what_is_staged_is_read_again_in_another_branch(tmp_path):
+    problem = read_in_two_branches()
+    assert the_box(problem).reads[0].guards
+    assert_right(problem, tmp_path)
