@@ -30,7 +30,6 @@ STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 
 FLAG_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
 MAX_REGISTERS = 255
-MOST_COLUMN_WORDS = 32  # registers of a lane for operands of its columns, beside the accumulators
 NORM_VECTORS = 12  # that a lane holds at most of several rows; one row alone may have more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
 GROUP_WARPS = 4  # warps of a warpgroup, which multiply together
@@ -89,11 +88,6 @@ class GemmGeometry:
     def out_warp_n(self) -> int:
         """Columns of the result that a warp owns."""
         return self.warp_n // self.columns_each
-
-    @property
-    def out_col_tiles(self) -> int:
-        """n8 tiles of the result that a warp owns."""
-        return self.col_tiles // self.columns_each
 
     @property
     def row_tile_step(self) -> int:
@@ -225,17 +219,13 @@ class GemmGeometry:
     def finishes_in_registers(self) -> bool:
         """Whether the steps are applied to the accumulators, before they go through shared memory.
 
-        Then they need of an operand no more than a word for each of a lane's tiles, whatever the row.
+        Their operands are vectors then: the same for all rows of a lane.  A gate's results take a half of the tile
+        only, and gain nothing from it.
         """
         p, (_, matrix_words) = self.problem, operand_words(self.problem.steps, self.problem.dtype)
         whole_rows = p.norm is not None or p.row_norm is not None or p.statistics
-        takes = not whole_rows and matrix_words == 0 and p.n % VECTOR == 0
-        return takes and self.config.tma and not self.in_clusters and self.column_words <= MOST_COLUMN_WORDS
-
-    @property
-    def column_words(self) -> int:
-        """Words of operands that are vectors in all of a lane's tiles, two neighbouring columns in each."""
-        return sum(step.operand == "row" for step in self.problem.steps) * self.out_col_tiles
+        takes = p.gate is None and not whole_rows and matrix_words == 0 and p.n % VECTOR == 0
+        return takes and self.config.tma and not self.in_clusters
 
     @property
     def rounded_pitch(self) -> int:
@@ -393,7 +383,7 @@ def _registers(problem: GemmProblem, config: GemmConfig) -> int:
     copies = 0 if g.config.tma else g.a_tile.passes + g.w_tile.passes
     ends = 0 if g.config.tma else g.m_ends * g.a_tile.passes + g.n_ends * g.w_tile.passes
     row_words, matrix_words = operand_words(g.problem.steps, g.problem.dtype)
-    row_words = g.column_words if g.finishes_in_registers else row_words * g.column_parts
+    row_words *= g.column_parts
     norm_words = g.normed_vectors * VECTOR + 2 * (g.problem.row_norm is not None)
     epilogue = acc + g.passes * matrix_words + row_words + norm_words + 40
     # The norm holds each vector twice: as it was read, and as float32.
