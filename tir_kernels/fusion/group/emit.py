@@ -73,11 +73,11 @@ class Emitter:
 
     `pairs` holds, for each norm's number, the registers of its row's shift and scale; `given`, for a number, the lanes
     that are known whatever the places.  `staged(number, position)` gives the lanes of a source that lie in shared
-    memory, or None.
+    memory, or None.  Without `any_order`, only neighbours in their order are loaded together.
     """
 
-    def __init__(self, problem: GroupProblem, buffers: Sequence, symbols: Symbols):
-        self.problem, self.buffers, self.symbols = problem, buffers, symbols
+    def __init__(self, problem: GroupProblem, buffers: Sequence, symbols: Symbols, any_order: bool = True):
+        self.problem, self.buffers, self.symbols, self.any_order = problem, buffers, symbols, any_order
         self.pairs: dict[int, Any] = {}
         self.given: dict[int, Lanes] = {}
         self.staged: Callable[[int, Any], Lanes | None] = lambda number, position: None
@@ -154,7 +154,7 @@ class Emitter:
         if (lanes := self.staged(number, position)) is not None:
             return self._kept(lanes, register_dtype(dtype))
         if dtype in (*DTYPES, "int32"):
-            runs = runs_of(symbols, position, math.prod(source.shape))
+            runs = runs_of(symbols, position, math.prod(source.shape), self.any_order)
             if runs is not None:
                 words = [self._run(number, dtype, first, runs.width) for first in runs.firsts]
                 return [_element(words[run], i, dtype) for run, i in runs.places]

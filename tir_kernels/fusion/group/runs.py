@@ -33,11 +33,16 @@ class Runs:
     places: tuple[tuple[int, int], ...]
 
 
-def runs_of(symbols: Symbols, position, elements: int) -> Runs | None:
-    """The fewest runs for lanes at `position` in a source of so many elements, or None if single loads are as few."""
+def runs_of(symbols: Symbols, position, elements: int, any_order: bool = True) -> Runs | None:
+    """The fewest runs for lanes at `position` in a source of so many elements, or None if single loads are as few.
+
+    Without `any_order` it is one run of neighbours, or none.
+    """
     first = symbols.first_of_neighbours(position)
     if first is not None and symbols.is_multiple(first, VECTOR):
         return Runs(VECTOR, (first,), tuple((0, lane) for lane in range(VECTOR)))
+    if not any_order:
+        return None
     positions = [symbols.at(position, lane) for lane in range(VECTOR)]
     found, fewest = None, len(set(map(str, positions)))
     for width in WIDTHS:

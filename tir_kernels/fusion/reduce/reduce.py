@@ -144,6 +144,11 @@ def _dtype(problem: GroupProblem, reduction: Reduction) -> str:
     return register_dtype(problem.value(reduction.number).dtype)
 
 
+def _emitter(problem: GroupProblem, sources, symbols: Symbols) -> Emitter:
+    """An emitter whose vectors may lie in a row of fewer elements: lanes past its end repeat the last one."""
+    return Emitter(problem, sources, symbols, any_order=False)
+
+
 class _Thread:
     """The code of one thread: its item of its CTA's tile, and its part of that item's steps."""
 
@@ -213,7 +218,7 @@ class _Thread:
 
     def _read_once(self, sources) -> None:
         """Load what all steps of the thread read alike; the rest is `read_each`."""
-        self.once, self.read_each = Emitter(self.problem, sources, self.symbols), []
+        self.once, self.read_each = _emitter(self.problem, sources, self.symbols), []
         for number, at, position in reads_of(self.problem, [(self.r.argument, self._indices())], self.symbols):
             if any(depends(position, var) for var in self.steps.variables):
                 self.read_each.append((number, at))
@@ -231,7 +236,7 @@ class _Thread:
         for step, condition in steps:
             # Where a condition does not hold, a place that exists is read for nothing.
             self.steps.move(step if condition is None else scalar("at_step", T.min(step, self.r.steps - 1)))
-            emitter = Emitter(self.problem, sources, self.symbols)
+            emitter = _emitter(self.problem, sources, self.symbols)
             emitter.known |= self.once.known
             for number, at in self.read_each:
                 emitter.lanes(number, at)
@@ -261,7 +266,7 @@ class _Thread:
         found = [acc[lane] for lane in range(self.g.lanes)]
         if r.kind == "mean":
             found = [value / T.float32(r.elements) for value in found]
-        emitter = Emitter(problem, sources, symbols)
+        emitter = _emitter(problem, sources, symbols)
         emitter.given[r.number] = found
         kept = self.kept.indices
         places = [tirx.IntImm("int32", 0) if axis in r.axes else kept[axis] for axis in range(len(r.shape))]
