@@ -234,7 +234,7 @@ def ending_rows():
     return products([129, 513], VIT, ENDING)
 
 
-# (n, k, gate, steps) of products of models, from 4096 rows on.
+# For some numbers of rows, (n, k, gate, steps) of products of models.
 IN_MODELS = {
     2048: ((3072, 768, None, BIAS_GELU), (2304, 768, None, ()), (4096, 1024, None, BIAS_GELU), (768, 3072, None, ())),
     4096: (
