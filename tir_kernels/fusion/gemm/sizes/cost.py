@@ -111,7 +111,7 @@ FITTED_WGMMA = replace(
 # measured to be faster, and only there.
 FITTED_TMA = replace(
     FITTED,
-    launch=0.4,
+    launch=0.8,
     start=1.62,
     product=2.9e-7,
     shared=1.63e-6,
