@@ -74,15 +74,17 @@ class Between:
         nothing = [lambda: None] * len(sets)
         self.us = median_us(self.around(nothing, [self.result] * len(sets)))
 
-    def around(self, calls, results) -> list:
-        """The calls, each with its copies."""
+    def around(self, calls, results=()) -> list:
+        """The calls, each with its copies; without `results`, calls return theirs."""
 
-        def run(source, rows, call, result):
+        def run(source, rows, call, result=None):
             rows.copy_(source)
-            call()
-            self.kept.copy_(result)
+            made = call()
+            result = made if result is None else result
+            self.kept.copy_(result.flatten()[: self.kept.numel()].view_as(self.kept))  # more without a gate
 
-        return [functools.partial(run, *each) for each in zip(self.sources, self.rows, calls, results)]
+        each = zip(self.sources, self.rows, calls, *([results] if results else []))
+        return [functools.partial(run, *one) for one in each]
 
 
 def measure(template, problem, config, path, sets, between, expected, half_error) -> dict:
@@ -155,8 +157,11 @@ def print_table(jobs, rows):
         print("|", " | ".join(columns), "|")
 
 
-def peers(names, problem, sets) -> dict:
-    """Microseconds of cuBLAS alone, or of cuBLAS and one compiled elementwise kernel after each product."""
+def peers(names, problem, sets, between) -> dict:
+    """Microseconds of cuBLAS alone, or of cuBLAS and one compiled elementwise kernel after each product.
+
+    They are timed as ours: with `between`, between the same copies.
+    """
     import torch
     from gemm_cases import torch_rest
 
@@ -176,10 +181,10 @@ def peers(names, problem, sets) -> dict:
     systems = {"cublas": lambda inputs: run(inputs, alone), "cublas+rest": lambda inputs: run(inputs, rests)}
     rows = {}
     for name in names:
-        system = systems[name]
-        system(sets[0])
+        calls = [functools.partial(systems[name], inputs) for inputs in sets]
+        calls[0]()
         torch.cuda.synchronize()
-        rows[name] = median_us([functools.partial(system, inputs) for inputs in sets])
+        rows[name] = median_us(calls) if between is None else median_us(between.around(calls)) - between.us
     return rows
 
 
@@ -231,7 +236,7 @@ def main():
                 print("FAIL", row, flush=True)
             else:
                 best[f"{template} {config.label}"] = row["us"]
-        others = peers(options.peers, problem, sets)
+        others = peers(options.peers, problem, sets, between)
         where = {"problem": repr(problem), "config": ""}
         rows += [{"template": name, "label": name, "us": us, **where} for name, us in others.items()]
         last = products_of(problem)[-1]
