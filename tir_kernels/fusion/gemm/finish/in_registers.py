@@ -1,8 +1,8 @@
 """Device code that finishes a product's tile where its accumulators are, if no step needs more than a column's number.
 
-The steps see all accumulators of a warp at once, without a branch or a wait between them: a warp that takes its rows
-through shared memory as float32, a few at a time, and then applies the steps, waits for each part of them.  Only
-rounded results go through shared memory, to become whole vectors of a row.
+The steps see a lane's accumulators of a part of the columns, without a branch or a wait between them: a warp that takes
+its rows through shared memory as float32, a few at a time, and then applies the steps, waits for each part of them.
+Only rounded results go through shared memory, to become whole vectors of a row.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ WORDS = VECTOR // 2  # of neighbouring accumulators in two rows and two n8 tiles
 
 
 def register_epilogue(g: GemmGeometry):
-    """Functions with the arguments of `staged_epilogue`'s; there are no gate, no statistics and no norms.
+    """Functions with the arguments of `staged_epilogue`'s; there is no gate, no norm, and no statistics are wanted.
 
     begin(row_words, operands, thread, row, column, …)                 prefetch operands, before the product
     store(acc, base, thread, row_words, operands, out, row, column, …)          steps and stores
