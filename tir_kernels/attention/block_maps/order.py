@@ -1,8 +1,8 @@
 """A kernel that orders the block rows of all heads as items of work: long rows first, the longest in parts.
 
-Heads are taken in groups whose keys and values fit the L2 cache.  Rows of a group are sorted by length into classes,
-and in a class by the lane that finds them: a counter for each class and lane, so that no two lanes of a warp count in
-the same place.
+Heads are taken in groups whose keys and values fit the L2 cache.  Rows of a group are sorted by length into classes.
+In a class they stay in their order, for neighbours read many of the same keys, and find them in the cache: each warp
+has rows that follow one another, and a counter for each class.
 
 Every CTA counts all rows, which takes less time than to wait for what others count, and stores the items of some: those
 of the CTAs before it, counted first, say where its own begin.
@@ -28,7 +28,7 @@ HELD = 16  # rows of a thread, at most, whose lengths it keeps: they are loaded 
 STORED = 4  # rows of a thread whose items are stored together
 CLASSES = 32  # of lengths
 MOST_GROUPS = 8
-COUNTERS = MOST_GROUPS * CLASSES * WARP
+COUNTERS = MOST_GROUPS * CLASSES * WARPS
 A_THREAD = COUNTERS // THREADS  # counters that a thread adds up
 MOST_CTAS = 16
 
@@ -101,6 +101,7 @@ def order(
     merge = MERGE_KEYS // block_n
     n_rows = limits.heads * limits.rows
     of_thread = -(-n_rows // THREADS)
+    key_bits = (limits.groups * CLASSES - 1).bit_length()
     at_once = of_thread if of_thread <= HELD else AT_ONCE
     batches = -(-of_thread // at_once)
     of_cta, ctas = rows_of_cta(limits), grid_size(limits)
@@ -110,17 +111,50 @@ def order(
         parts = T.Select(length > share + merge, T.truncdiv(length + share - 1, share), 1)
         return T.min(parts, MOST_SPLITS)
 
-    def counter_of(row, length, lane):
+    def key_of(row, length):
+        """The number of a row's group and class."""
         group = T.truncdiv(T.truncdiv(row, limits.rows) * limits.groups, limits.heads)
-        class_of = CLASSES - 1 - T.min(T.truncdiv(length * CLASSES, limits.most + 1), CLASSES - 1)
-        return (group * CLASSES + class_of) * WARP + lane
+        return group * CLASSES + (CLASSES - 1 - T.min(T.truncdiv(length * CLASSES, limits.most + 1), CLASSES - 1))
 
-    def row_of(batch, i, thread):
-        """The i-th row of a thread's batch; past the last row where there are no more."""
-        return (batch * at_once + i) * THREADS + thread
+    def row_of(i, thread):
+        """The i-th row of a thread, one of `of_thread`."""
+        return T.truncdiv(thread, WARP) * (of_thread * WARP) + i * WARP + thread % WARP
 
-    def add_parts(counters, row, parts, length, lane):
-        return T.evaluate(T.cuda.atomic_add(counters.ptr_to([counter_of(row, length, lane)]), parts))
+    def exists(i, thread):
+        return T.And(i < of_thread, row_of(i, thread) < n_rows)
+
+    def ballot(condition):
+        return T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(condition, 1, 0))
+
+    @T.inline
+    def count(place, counters, row, length, share, thread):
+        """Add the parts of a row, whose length is -1 where there is none, to its counter, which was place[0] before.
+
+        All lanes of a warp call it together.  It counts rows of one key in their order, unless one of them is split.
+        """
+        key = T.alloc_local([1], "int32")
+        parts = T.alloc_local([1], "int32")
+        alike = T.alloc_local([1], "uint32")  # the lanes whose rows have this key
+        found = T.alloc_local([1], "uint32")
+        key[0] = key_of(row, T.max(length, 0))
+        parts[0] = T.Select(length >= 0, parts_of(length, share), 0)
+        alike[0] = ballot(length >= 0)
+        for bit in T.unroll(key_bits):
+            found[0] = ballot((key[0] >> bit) & 1 != 0)
+            alike[0] = alike[0] & (found[0] ^ (T.cast((key[0] >> bit) & 1, "uint32") - T.uint32(1)))
+        counter = T.meta_var(key[0] * WARPS + T.truncdiv(thread, WARP))
+        found[0] = ballot(parts[0] > 1)
+        if found[0] != T.uint32(0):
+            if length >= 0:
+                place[0] = T.cuda.atomic_add(counters.ptr_to([counter]), parts[0])
+        else:
+            before = T.meta_var(alike[0] & ((T.uint32(1) << T.cast(thread % WARP, "uint32")) - T.uint32(1)))
+            if length >= 0:
+                place[0] = counters[counter] + T.cast(T.popcount(before), "int32")
+            T.cuda.warp_sync()
+            if T.And(length >= 0, before == T.uint32(0)):
+                counters[counter] = counters[counter] + T.cast(T.popcount(alike[0]), "int32")
+        T.cuda.warp_sync()
 
     @T.inline
     def sum_of_cta(result, value, sums, thread):
@@ -137,9 +171,9 @@ def order(
         """The lengths of `at_once` rows, -1 where there is none."""
         # Loads without branches, so that they are under way together: what is past the end is read there again.
         for i in T.unroll(at_once):
-            length[i] = counts[T.min(row_of(batch, i, thread), n_rows - 1), 0]
+            length[i] = counts[T.min(row_of(batch * at_once + i, thread), n_rows - 1), 0]
         for i in T.unroll(at_once):
-            length[i] = T.Select(row_of(batch, i, thread) < n_rows, length[i], -1)
+            length[i] = T.Select(exists(batch * at_once + i, thread), length[i], -1)
 
     def store(items, at, share: Share):
         given = fields(share)
@@ -173,7 +207,7 @@ def order(
         at = T.alloc_local([1], "int32")
         slot = T.alloc_local([1], "int32")
         lane = T.meta_var(thread % WARP)
-        own = T.meta_var(cta * (of_cta * THREADS))  # the first row whose items this CTA stores
+        own = T.meta_var(cta * of_cta)  # the first of a thread's rows whose items this CTA stores
         for i in T.unroll(A_THREAD):
             counters[i * THREADS + thread] = 0
         # A fair share of all blocks.
@@ -184,16 +218,17 @@ def order(
                 number[0] = number[0] + T.max(length[i], 0)
         sum_of_cta(total, number[0], sums, thread)
         share[0] = T.max(T.truncdiv(total[0] + (limits.ctas - 1), limits.ctas), smallest)
-        # How many items each class and lane has, and how many slots there are, of the rows of CTAs before this one.
+        # How many items each class and warp has, and how many slots there are, of the rows of CTAs before this one.
         number[0] = 0
-        for batch in T.serial(T.truncdiv(cta * of_cta + (at_once - 1), at_once)):
+        for batch in T.serial(T.truncdiv(own + (at_once - 1), at_once)):
             if batches > 1:
                 load(length, counts, batch, thread)
             for i in T.unroll(at_once):
-                if T.And(length[i] >= 0, row_of(batch, i, thread) < own):
+                index = T.meta_var(batch * at_once + i)
+                if index < own:
+                    count(at, counters, row_of(index, thread), length[i], share[0], thread)
                     splits[0] = parts_of(length[i], share[0])
-                    add_parts(counters, row_of(batch, i, thread), splits[0], length[i], lane)
-                    number[0] = number[0] + T.Select(splits[0] > 1, splits[0], 0)
+                    number[0] = number[0] + T.Select(T.And(length[i] >= 0, splits[0] > 1), splits[0], 0)
         sum_of_cta(total, number[0], sums, thread)
         if thread == 0:
             taken[0] = total[0]
@@ -202,15 +237,15 @@ def order(
         T.cuda.cta_sync()
         # The same of the other rows.
         for batch in T.serial(batches):
-            if (batch + 1) * at_once > cta * of_cta:
+            if (batch + 1) * at_once > own:
                 if batches > 1:
                     load(length, counts, batch, thread)
                 for i in T.unroll(at_once):
-                    if T.And(length[i] >= 0, row_of(batch, i, thread) >= own):
-                        row = T.meta_var(row_of(batch, i, thread))
-                        add_parts(counters, row, parts_of(length[i], share[0]), length[i], lane)
+                    index = T.meta_var(batch * at_once + i)
+                    if index >= own:
+                        count(at, counters, row_of(index, thread), length[i], share[0], thread)
         T.cuda.cta_sync()
-        # How many items come before those of each class and lane: sums of what a thread has, of a warp, of the CTA.
+        # How many items come before those of each class and warp: sums of what a thread has, of a warp, of the CTA.
         number[0] = 0
         for i in T.unroll(A_THREAD):
             number[0] = number[0] + counters[thread * A_THREAD + i]
@@ -236,21 +271,19 @@ def order(
         # The items.
         for some in T.serial(-(-of_cta // STORED)):
             for i in T.unroll(STORED):
-                row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
+                row = T.meta_var(row_of(own + some * STORED + i, thread))
                 length[i] = counts[T.min(row, n_rows - 1), 0]
                 partial[i] = counts[T.min(row, n_rows - 1), 1]
                 first[i] = places[T.min(row, n_rows - 1), Place.BEGIN]
             for i in T.unroll(STORED):
-                row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
-                length[i] = T.Select(T.And(some * STORED + i < of_cta, row < n_rows), length[i], -1)
+                index = T.meta_var(some * STORED + i)
+                length[i] = T.Select(T.And(index < of_cta, exists(own + index, thread)), length[i], -1)
+            for i in T.unroll(STORED):
+                count(at, counters, row_of(own + some * STORED + i, thread), length[i], share[0], thread)
+                place[i] = at[0]
             for i in T.unroll(STORED):
                 if length[i] >= 0:
-                    row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
-                    counter = T.meta_var(counter_of(row, length[i], lane))
-                    place[i] = T.cuda.atomic_add(counters.ptr_to([counter]), parts_of(length[i], share[0]))
-            for i in T.unroll(STORED):
-                if length[i] >= 0:
-                    row = T.meta_var(own + (some * STORED + i) * THREADS + thread)
+                    row = T.meta_var(row_of(own + some * STORED + i, thread))
                     splits[0] = parts_of(length[i], share[0])
                     slot[0] = 0
                     if splits[0] > 1:
