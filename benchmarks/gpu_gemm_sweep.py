@@ -60,31 +60,15 @@ def median_us(calls) -> float:
     return statistics.median(device_samples_us(calls, "cuda"))
 
 
-class Between:
-    """Copies before and after a product, of its rows and of its result, and their own time."""
+def copies_around(problem, sets):
+    """The copies between which a problem's kernels are timed."""
+    import torch
 
-    def __init__(self, problem, sets):
-        import torch
+    from benchmarks.products.between import Between
 
-        ((shape, dtype),) = problem.outputs
-        self.sources = [inputs[0].clone() for inputs in sets]
-        self.rows = [inputs[0] for inputs in sets]
-        self.result = torch.zeros(shape, dtype=getattr(torch, dtype), device="cuda")
-        self.kept = torch.empty_like(self.result)
-        nothing = [lambda: None] * len(sets)
-        self.us = median_us(self.around(nothing, [self.result] * len(sets)))
-
-    def around(self, calls, results=()) -> list:
-        """The calls, each with its copies; without `results`, calls return theirs."""
-
-        def run(source, rows, call, result=None):
-            rows.copy_(source)
-            made = call()
-            result = made if result is None else result
-            self.kept.copy_(result.flatten()[: self.kept.numel()].view_as(self.kept))  # more without a gate
-
-        each = zip(self.sources, self.rows, calls, *([results] if results else []))
-        return [functools.partial(run, *one) for one in each]
+    ((shape, dtype),) = problem.outputs
+    result = torch.empty(shape, dtype=getattr(torch, dtype), device="cuda")
+    return Between([inputs[0] for inputs in sets], result)
 
 
 def measure(template, problem, config, path, sets, between, expected, half_error) -> dict:
@@ -222,7 +206,7 @@ def main():
         sets = [case.make_inputs(int.from_bytes(os.urandom(4), "little")) for _ in range(min(n_sets, 24))]
         expected = case.torch_sequence(*(x.float() for x in sets[0]))
         half_error = max(float((x.float() - y).abs().max()) for x, y in zip(case.torch_sequence(*sets[0]), expected))
-        between = Between(problem, sets) if options.between else None
+        between = copies_around(problem, sets) if options.between else None
         best = {}
         for job, path, refusal in zip(jobs, paths, refusals):
             if job[1] != problem:

@@ -5,7 +5,8 @@ merge:    python benchmarks/gpu_products.py --merge ROWS.json … [--results ben
 try out:  python benchmarks/gpu_products.py --dry-run        tiny shapes, PyTorch on the CPU; kernels are only compiled
 
 Kernels are compiled by processes.  A case's systems are checked against float64, then timed in turns: medians over
-CUDA-graph replays by device events, after a warm-up to the clock that lasts; inputs rotate past the L2 cache.
+CUDA-graph replays by device events, between copies as in a model, after a warm-up to the clock that lasts; weights
+rotate past the L2 cache.
 `--all-configs` also times every configuration that is worth it (`candidates`), so that the regret of the choice is
 seen; what is not compiled yet goes on compiling meanwhile.  Rows that the file already holds are kept, failures
 measured again.

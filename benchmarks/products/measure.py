@@ -1,4 +1,7 @@
-"""Times the systems of a product side by side: each is checked first, then graphs are replayed in turns."""
+"""Times the systems of a product side by side: each is checked first, then graphs are replayed in turns.
+
+On a GPU each product is timed between two copies, as it is in a model (between.py).
+"""
 
 import statistics
 import traceback
@@ -10,6 +13,7 @@ from benchmarks.fusion import stof
 from benchmarks.fusion.measure import CAUSE_LENGTH, Broken
 from benchmarks.peers.results import ERROR_FACTOR
 from benchmarks.peers.timing import Replays, input_sets, wall_samples_us
+from benchmarks.products.between import Between
 from benchmarks.products.cases import ProductCase
 from benchmarks.products.cublas import call_of, systems_for
 from benchmarks.products.results import ALONE, BEST, CUBLAS, OURS
@@ -17,7 +21,7 @@ from tir_kernels.errors import DeviceError
 
 ROUNDS = 5  # in which all systems of a case take turns
 AGAIN_S = 0.03  # of warming up, between configurations that are timed one after the other
-FASTEST = 5  # of these, which are timed again in turns: at the power limit their order depends on what ran before
+FASTEST = 5  # of these, which are timed again in turns: their order depends on what ran before
 CHUNK_ELEMENTS = 1 << 28  # of a result that float64 and comparisons hold at a time
 Build = tuple[stof.Kernel, Callable[[], str]]  # a kernel, and a function that waits for its file
 
@@ -37,6 +41,10 @@ class Inputs:
         self.expected = self._exact(*self.sets[0])
         rounding = torch.finfo(getattr(torch, case.dtype)).eps / 2 * float(self.expected.abs().max())
         self.half_error = max(self.error(call_of(CUBLAS, case, self.sets[0])()), rounding)
+        self.between = None
+        if device == "cuda":
+            result = torch.empty(self.expected.shape, dtype=self.sets[0][0].dtype, device=device)
+            self.between = Between([some[0] for some in self.sets], result)
 
     def error(self, out: torch.Tensor) -> float:
         """Largest error of a result (m, n) or in parts; NaN where any element is not finite."""
@@ -46,6 +54,14 @@ class Inputs:
                 return float("nan")
             found = max(found, float((out[rows].float() - self.expected[rows]).abs().max()))
         return found
+
+    def replays(self, calls: list[Callable], device: str) -> Replays:
+        """Graphs of a system's calls, one for each set; on a GPU between copies."""
+        return Replays(calls if self.between is None else self.between.around(calls), device)
+
+    def alone(self, samples: list[float]) -> list[float]:
+        """Samples of such graphs without the copies' own time."""
+        return samples if self.between is None else [us - self.between.us for us in samples]
 
     def _draw(self, generator, device) -> list[torch.Tensor]:
         shapes = [shape for shape, _ in self.case.problem.inputs]
@@ -86,12 +102,12 @@ def measure(case: ProductCase, builds: dict[str, list[Build]], device: str, seed
             else:
                 row["variant"] = f"torch {torch.__version__}"
                 calls = [call_of(system, case, some) for some in inputs.sets]
-            row |= _checked(calls, inputs, exact=system != ALONE)
+            row |= _checked(calls, inputs, exact=system != ALONE) | {"between": inputs.between is not None}
             row["wall_us"] = _rounded(statistics.median(wall_samples_us(calls, device)))
-            ready[system] = Replays(calls, device)
+            ready[system] = inputs.replays(calls, device)
         except Exception as error:
             row |= _failed(error)
-    for system, samples in _in_turns(ready).items():
+    for system, samples in _in_turns(ready, inputs).items():
         rows[system] |= {"median_us": _rounded(statistics.median(samples)), "samples_us": list(map(_rounded, samples))}
     yield from rows.values()
     ready.clear()
@@ -99,7 +115,7 @@ def measure(case: ProductCase, builds: dict[str, list[Build]], device: str, seed
         yield {"case": case.to_json(), "system": BEST} | _best(builds[BEST], inputs, device)
 
 
-def _in_turns(ready: dict[str, Replays]) -> dict[str, list[float]]:
+def _in_turns(ready: dict[str, Replays], inputs: Inputs) -> dict[str, list[float]]:
     """Samples of each system: warmed up to the clock that lasts, then some in each round, in alternating order."""
     samples: dict[str, list[float]] = {name: [] for name in ready}
     for replays in ready.values():
@@ -107,7 +123,7 @@ def _in_turns(ready: dict[str, Replays]) -> dict[str, list[float]]:
     for number in range(ROUNDS):
         for name in list(ready)[:: -1 if number % 2 else 1]:
             samples[name] += ready[name].samples(share=ROUNDS)
-    return {name: sorted(some) for name, some in samples.items()}
+    return {name: sorted(inputs.alone(some)) for name, some in samples.items()}
 
 
 def _best(builds: list[Build], inputs: Inputs, device: str) -> dict:
@@ -124,16 +140,16 @@ def _best(builds: list[Build], inputs: Inputs, device: str) -> dict:
             errors[label] = _checked(calls, inputs)["error"]
             if not errors[label] <= ERROR_FACTOR * inputs.half_error:
                 raise ArithmeticError(f"error {errors[label]:.2e}, cuBLAS {inputs.half_error:.2e}")
-            replays = Replays(calls, device)
+            replays = inputs.replays(calls, device)
             replays.warm_up(AGAIN_S)
-            found[label], all_calls[label] = statistics.median(replays.samples()), calls
+            found[label], all_calls[label] = statistics.median(inputs.alone(replays.samples())), calls
         except Exception as error:
             causes[label] = _failed(error)["failed"]
     if not found:
         return {"failed": next(iter(causes.values()), "no configuration")}
     again = dict.fromkeys([label for label in [builds[0][0].label] if label in found])
     again |= dict.fromkeys(sorted(found, key=found.__getitem__)[:FASTEST])
-    turns = _in_turns({label: Replays(all_calls[label], device) for label in again})
+    turns = _in_turns({label: inputs.replays(all_calls[label], device) for label in again}, inputs)
     medians = {label: statistics.median(samples) for label, samples in turns.items()}
     scale = statistics.geometric_mean(us / found[label] for label, us in medians.items())
     found = {label: _rounded(medians.get(label, us * scale)) for label, us in found.items()}
