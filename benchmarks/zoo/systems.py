@@ -39,10 +39,7 @@ def prepare(name: str, case: ZooCase, device: str, small: bool = False, logs: st
 
 
 def _compiled(model, x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], str]:
-    """The compiled model, which was called with x, and its mode.
-
-    A model that reduce-overhead refuses is captured in one CUDA graph; where that fails, it goes without.
-    """
+    """The compiled model, which was called with x, and its mode; models that CUDA graphs refuse go without them."""
     compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
     def call(x):
@@ -57,32 +54,8 @@ def _compiled(model, x: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Te
         raise  # beside other processes, and no refusal
     except RuntimeError as error:
         torch.compiler.reset()
-        compiled, refused = torch.compile(model, dynamic=False), str(error)[:CAUSE_LENGTH]
-        try:
-            return _captured(compiled, x), f"one CUDA graph; reduce-overhead: {refused}"
-        except RuntimeError:
-            torch.cuda.synchronize()
-            return compiled, f"without CUDA graphs: {refused}"
+        return torch.compile(model, dynamic=False), f"without CUDA graphs: {str(error)[:CAUSE_LENGTH]}"
     return call, "reduce-overhead"
-
-
-def _captured(compiled, x: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A CUDA graph of the calls of a compiled model, with an input of its own."""
-    given, graph, stream = x.clone(), torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(CALLS_TO_CAPTURE):
-            compiled(given)
-    torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph):
-        result = compiled(given)
-
-    def call(x):
-        given.copy_(x)
-        graph.replay()
-        return result
-
-    return call
 
 
 def _stof(case: ZooCase, device: str, small: bool, logs: str | None) -> tuple[System, dict]:
