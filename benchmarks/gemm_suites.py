@@ -1,6 +1,7 @@
 """What `gpu_gemm_sweep.py` times: lists of (template name, problem, configuration)."""
 
 from tir_kernels.cuda.device import H200
+from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm.gemv import UNIT, GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED, legal_configs, splits_of
@@ -287,7 +288,57 @@ def in_models():
     return [job for job in jobs if f"{job[2].block_m}x{job[2].block_n}" in LARGE_TILES and job[2].splits == 1]
 
 
+# (m, n, k, steps) where cuBLAS was ahead, or a last wave of tiles was half empty.
+BEHIND = (
+    (9712, 768, 3072, BIAS_GELU[:1]),
+    (9712, 768, 768, BIAS_GELU[:1]),
+    (8000, 192, 6288, BIAS_GELU[:1]),
+    (4096, 30000, 128, ()),
+    (4096, 32, 1024, ()),
+    (8192, 32, 1152, BIAS_GELU[:1]),
+    (6272, 384, 768, ()),
+    (6272, 384, 384, ()),
+    (6272, 384, 1536, ()),
+    (6272, 1152, 384, ()),
+    (9696, 768, 256, BIAS_GELU[:1]),
+    (4096, 640, 640, BIAS_GELU[:1]),
+    (7992, 512, 1024, ()),
+    (4096, 896, 896, ()),
+    (4096, 896, 4864, ()),
+    (4096, 960, 960, ()),
+    (4096, 960, 2560, ()),
+    (4096, 1600, 960, ()),
+    (4096, 1920, 640, ()),
+    (4096, 5632, 2048, ()),
+    (12544, 192, 192, ()),
+    (12544, 192, 768, ()),
+    (12544, 576, 192, ()),
+    (32760, 1536, 64, BIAS_GELU[:1]),
+    (50176, 96, 96, ()),
+    (50176, 288, 96, ()),
+    (2048, 1152, 1152, ()),
+    (2048, 3456, 1152, ()),
+    (2048, 5632, 2048, ()),
+    (1024, 6912, 1152, ()),
+    (32768, 32000, 1024, ()),
+)
+LAST = warpgroups((64, 32, 64, 4, 1, 8), (192, 96, 64, 12, 1, 5), (192, 160, 64, 12, 1, 4), tma=True)
+LAST += warpgroups((128, 192, 64, 8, 1, 3, 2), tma=True)
+
+
+def behind():
+    """Those products with the four configurations that are predicted to be the fastest, and with those of `LAST`."""
+    target, jobs = parse_target("cuda -arch=sm_90a"), []
+    for m, n, k, steps in BEHIND:
+        problem = GemmProblem(m, n, "float16", steps, k=k)
+        legal = gemm_cuda.configs(problem, target)
+        some = [c for c in legal if c in MEASURED][:4] + [c for c in LAST if c in legal]
+        jobs += [("gemm", problem, config) for config in dict.fromkeys(some)]
+    return jobs
+
+
 SUITES = {
+    "behind": behind,
     "in_models": in_models,
     "ending_rows": ending_rows,
     "widths": widths,
