@@ -22,7 +22,7 @@ def page(results: ModelResults) -> str:
         "Microseconds of a forward without heads, fp16, of models as transformers has them, with their own masks; no",
         "tuning logs but in the column of `stof-tuned`.  Events around calls one after another, median.  In brackets:",
         "how many times slower than `stof`, below 1 is a loss (`stof-tuned`: a gain); `of torch.compile` is that of",
-        "the faster one.  Peers are compiled with reduce-overhead; where it fails they are captured whole, or go without.",
+        "the faster one.  Peers are compiled with reduce-overhead, or without CUDA graphs where these fail.",
         "Outside: share of our GPU time in kernels that no template of ours made, copies left out.  Launches: kernels",
         "in one call of ours, copies left out.  Build: seconds of `build` without verification, several processes at a",
         "time.  Memory: MiB at most, weights included, of ours / eager.",
