@@ -29,12 +29,12 @@ from benchmarks.peers.cases import SETS, Case, attention_cases, decode_cases, ti
 from benchmarks.peers.pool import Group, Pool, Work  # noqa: E402
 from benchmarks.peers.report import failures, page, requirements_table  # noqa: E402
 from benchmarks.peers.results import Results, best, read_rows, useful_tflops, write_rows  # noqa: E402
-from benchmarks.peers.systems import ALL, CUDNN, FA4_GROUP, systems_for  # noqa: E402
+from benchmarks.peers.systems import ALL, CUDNN, FA4_GROUP, FASTVIDEO, GROUPS, systems_for  # noqa: E402
 
 # Seconds of one processor to make a system ready for a case, and of the GPU to time it: guesses for the plan only.
 PREPARE_S = {
     "stof": 4, "flex-tensor": 5, "flex-analytic": 5, "flex-fa4-tensor": 12, "flex-fa4-analytic": 12, "fa4": 8,
-    "cudnn-flex": 12, "cudnn-bsa": 12,
+    "cudnn-flex": 12, "cudnn-bsa": 12, "fastvideo": 2,
 }  # fmt: skip
 TIMING_S = 0.15
 GPU_MACHINE_CPUS = 16
@@ -75,6 +75,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--only", nargs="+", default=[""], help="only cases whose label holds one of these texts")
     parser.add_argument("--fa4-path", type=Path, help="folder of FlashAttention-4; without, its systems are left out")
     parser.add_argument("--cudnn-path", type=Path, help="folder of cuDNN's front end; its systems need --fa4-path too")
+    parser.add_argument("--fastvideo-path", type=Path, help="folder of FastVideo's kernels; without, left out")
     parser.add_argument("--workers", type=int, help="processes that compile; default: all CPUs, or a third")
     parser.add_argument("--fa4-workers", type=int, help="the same for FlashAttention-4; default: half of the CPUs")
     parser.add_argument("--prepare-s", default=330.0, type=float, help="seconds after which timing starts regardless")
@@ -108,11 +109,12 @@ def make_plan(options) -> list[Work]:
     return [(case, systems) for case, systems in plan if systems]
 
 
-def left_out(options) -> tuple[str, ...]:
-    """Systems whose folders are not given."""
-    if not options.fa4_path:
-        return FA4_GROUP
-    return () if options.cudnn_path else CUDNN
+def left_out(options) -> dict[str, str]:
+    """Systems whose folders are not given, and the options that name them."""
+    out = {} if options.fa4_path else dict.fromkeys(FA4_GROUP, "--fa4-path")
+    if options.fa4_path and not options.cudnn_path:
+        out |= dict.fromkeys(CUDNN, "--cudnn-path")
+    return out if options.fastvideo_path else out | dict.fromkeys(FASTVIDEO, "--fastvideo-path")
 
 
 def shrunk(plan: list[Work]) -> list[Work]:
@@ -135,9 +137,9 @@ def print_plan(plan: list[Work], options) -> None:
         for case, systems in plan:
             print(f"  {case.label}: {' '.join(systems)}")
     print(f"{len(plan)} cases, {sum(len(systems) for _, systems in plan)} measurements")
-    if out := left_out(options):
-        option = "--cudnn-path" if options.fa4_path else "--fa4-path"
-        print(f"left out without {option}: {', '.join(out)}")
+    out = left_out(options)
+    for option in dict.fromkeys(out.values()):
+        print(f"left out without {option}: {', '.join(name for name in out if out[name] == option)}")
     print(f"guess on an H200 machine: {compiling:.0f} s to compile, {timing:.0f} s to time", flush=True)
 
 
@@ -147,6 +149,7 @@ def group_sizes(options, cpus: int) -> dict[str, int]:
     return {
         "main": options.workers or max(1, (cpus - 1) // share),
         "fa4": options.fa4_workers or max(1, cpus // 2),
+        "fastvideo": 1,  # which compiles nothing
     }
 
 
@@ -154,8 +157,8 @@ def split(plan: list[Work]) -> dict[str, list[Work]]:
     """The plan by the environment that its systems need."""
     groups: dict[str, list[Work]] = {}
     for case, systems in plan:
-        for name in ("main", "fa4"):
-            some = tuple(s for s in systems if (s in FA4_GROUP) == (name == "fa4"))
+        for name, members in GROUPS.items():
+            some = tuple(s for s in systems if s in members)
             if some:
                 groups.setdefault(name, []).append((case, some))
     return groups
@@ -165,7 +168,8 @@ def measure(plan: list[Work], options) -> int:
     """Compile in parallel, time in order, write rows as they come."""
     start, per_group, sizes = time.monotonic(), split(plan), group_sizes(options, os.cpu_count() or 2)
     facts = provenance(options)
-    groups = {"main": Group(sizes["main"]), "fa4": Group(sizes["fa4"], fa4_folders(options))}
+    folders = {"main": None, "fa4": fa4_folders(options), "fastvideo": fastvideo_folders(options)}
+    groups = {name: Group(sizes[name], folders[name]) for name in GROUPS}
     rows: list[dict] = []
     not_timed = 0
     with options.log.open("w") as log:
@@ -209,6 +213,11 @@ def fa4_folders(options) -> list[str]:
         return []
     folders = [options.fa4_path, options.fa4_path / "nvidia_cutlass_dsl/dsl_packages", options.cudnn_path]
     return [str(folder) for folder in folders if folder]
+
+
+def fastvideo_folders(options) -> list[str]:
+    """The same beside FastVideo's kernels."""
+    return [str(options.fastvideo_path)] if options.fastvideo_path else []
 
 
 def add_kernels(pool: Pool, per_group: dict[str, list[Work]], rows: list[dict]) -> None:

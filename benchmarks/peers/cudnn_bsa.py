@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.peers.blocks import block_lists, kept_in_blocks
+from benchmarks.peers import blocks
 from benchmarks.peers.cases import Case
 from benchmarks.peers.patterns import Pattern
 from benchmarks.peers.system import Prepared
@@ -30,14 +30,6 @@ def prepare(system: str, case: Case, pattern: Pattern, device: str) -> Prepared:
 
 def whole_blocks(pattern: Pattern) -> tuple[int, torch.Tensor, torch.Tensor | None, int | None]:
     """Side of the blocks, the columns that each row of them keeps, and the rows' counts, or one if they are equal."""
-    for side in BLOCKS:
-        kept = kept_in_blocks(pattern.chunks(), (side, side))
-        full = kept == side * side
-        if bool((full | (kept == 0)).all()):
-            counts, columns = block_lists(full)
-            least, most = int(counts.min()), int(counts.max())
-            if least == 0:
-                raise RuntimeError("rows that keep nothing are not measured")
-            columns = columns[..., :most]
-            return (side, columns, None, most) if least == most else (side, columns, counts, None)
-    raise RuntimeError(f"mask {pattern.name!r} is not of whole blocks of {' or '.join(map(str, BLOCKS))}")
+    side, counts, columns = blocks.whole_blocks(pattern, BLOCKS)
+    most = columns.shape[-1]
+    return (side, columns, None, most) if int(counts.min()) == most else (side, columns, counts, None)

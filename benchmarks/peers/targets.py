@@ -15,7 +15,7 @@ from benchmarks.peers.cases import (
 )
 from benchmarks.peers.published import PAPER_KERNEL_US
 from benchmarks.peers.results import Results, best, floor_us
-from benchmarks.peers.systems import FLEX, WHOLE_BLOCKS
+from benchmarks.peers.systems import FASTVIDEO, FLEX, WHOLE_BLOCKS
 
 SPARSE = 0.25  # masks below this density count as sparse
 LONG, SHORT = 2048, 1024
@@ -132,9 +132,10 @@ def lines(results: Results) -> list[Line]:
         line("causal, S ≥ 2048, D 64 and 128", "the best of cuDNN, FlashAttention-4 and cuDNN's flex_attention",
              long_causal, fastest("cudnn-causal", "fa4", "cudnn-flex"), geomean=1.02, everywhere=0.97),
         line("documents, causal windows ≥ 512, prefix, video tiles, S ≥ 4096, D 128",
-             "the best of FlexAttention's forms, FlashAttention-4 and cuDNN's flex_attention", long_masks,
-             fastest(*FLEX, "fa4", "cudnn-flex"), geomean=1.05, everywhere=0.97),
-        line("whole blocks at random", "cuDNN's block_sparse_attention", tiles, fastest("cudnn-bsa"), geomean=1.1),
+             "the best of FlexAttention's forms, FlashAttention-4, cuDNN's flex_attention and FastVideo's blocks",
+             long_masks, fastest(*FLEX, "fa4", "cudnn-flex", *FASTVIDEO), geomean=1.05, everywhere=0.97),
+        line("whole blocks at random", "the better of cuDNN's block_sparse_attention and FastVideo's blocks", tiles,
+             fastest("cudnn-bsa", *FASTVIDEO), geomean=1.1),
         *(line(f"whole blocks, heads of {dim}", "the rate of a large matrix product, 790 TFLOP/s",
                [case for case in whole if case.head_dim == dim], floor, everywhere=least)
           for dim, least in ((128, 0.76), (64, 0.58))),

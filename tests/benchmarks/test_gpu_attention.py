@@ -11,11 +11,11 @@ import pytest
 from benchmarks import gpu_attention
 from benchmarks.peers import pool
 from benchmarks.peers.cases import Case, attention_case, attention_cases, decode_cases, tiny
-from benchmarks.peers.systems import ALL, CUDNN, FA4_GROUP, systems_for
+from benchmarks.peers.systems import ALL, CUDNN, FA4_GROUP, FASTVIDEO, GROUPS, systems_for
 
 SCRIPT = Path(gpu_attention.__file__)
 CASE = attention_case(1, 12, 128, 64, "causal")
-FOLDERS = ["--fa4-path", "x", "--cudnn-path", "y"]
+FOLDERS = ["--fa4-path", "x", "--cudnn-path", "y", "--fastvideo-path", "z"]
 
 
 def test_grid_is_the_whole_grid():
@@ -37,6 +37,8 @@ def test_long_cases_are_a_set_of_their_own():
     }  # fmt: skip
     assert {case.dtype for case in long} == {"float16", "bfloat16"} and {case.head_dim for case in long} >= {80, 96}
     assert "1,32/8,8192,128 causal bfloat16" in {case.label for case in long}
+    tiles = {case for case in long if case.mask.startswith("random_tiles")}
+    assert {case.dtype for case in tiles} == {"float16", "bfloat16"} and len(tiles) == 2 * 3
     assert len({case.label for case in both}) == len(both)
     plan = gpu_attention.make_plan(gpu_attention.parse_arguments(["--set", "long", *FOLDERS]))
     assert [case for case, _ in plan] == long
@@ -50,21 +52,31 @@ def test_parts_divide_the_cases_and_keep_shapes_together():
     assert not shapes[0] & shapes[1] and not shapes[1] & shapes[2] and not shapes[0] & shapes[2]
 
 
-def test_systems_that_need_flash_attention_4_are_apart_or_left_out():
+def test_each_system_is_in_one_group():
+    assert sorted(name for members in GROUPS.values() for name in members) == sorted(ALL)
+    assert set(gpu_attention.group_sizes(gpu_attention.parse_arguments(FOLDERS), 16)) == set(GROUPS)
+
+
+def test_systems_that_need_flash_attention_4_are_apart_or_left_out(capsys):
     plan = gpu_attention.make_plan(gpu_attention.parse_arguments(FOLDERS))
     groups = gpu_attention.split(plan)
     assert {s for _, systems in groups["fa4"] for s in systems} == set(FA4_GROUP)
-    assert not {s for _, systems in groups["main"] for s in systems} & set(FA4_GROUP)
+    assert {s for _, systems in groups["fastvideo"] for s in systems} == set(FASTVIDEO)
+    assert not {s for _, systems in groups["main"] for s in systems} & {*FA4_GROUP, *FASTVIDEO}
     without = gpu_attention.make_plan(gpu_attention.parse_arguments([]))
-    assert not {s for _, systems in without for s in systems} & set(FA4_GROUP)
+    assert not {s for _, systems in without for s in systems} & {*FA4_GROUP, *FASTVIDEO}
     without = gpu_attention.make_plan(gpu_attention.parse_arguments(["--fa4-path", "x"]))
     assert {s for _, systems in without for s in systems} & set(FA4_GROUP) == set(FA4_GROUP) - set(CUDNN)
+    gpu_attention.print_plan(without, gpu_attention.parse_arguments(["--fa4-path", "x"]))
+    told = capsys.readouterr().out
+    assert f"without --cudnn-path: {', '.join(CUDNN)}\n" in told and "without --fastvideo-path: fastvideo\n" in told
 
 
 def test_folders_come_first_for_the_processes_that_need_them():
     folders = gpu_attention.fa4_folders(gpu_attention.parse_arguments(FOLDERS))
     assert folders == ["x", "x/nvidia_cutlass_dsl/dsl_packages", "y"]
     assert gpu_attention.fa4_folders(gpu_attention.parse_arguments([])) == []
+    assert gpu_attention.fastvideo_folders(gpu_attention.parse_arguments(FOLDERS)) == ["z"]
 
 
 @pytest.mark.parametrize("arguments", [["--part", "3/2"], ["--part", "1"], ["--peers", "fa9"], ["--cudnn-path", "x"]])
@@ -211,7 +223,8 @@ def test_measuring_without_a_file_replaces_published_rows(tmp_path, row, monkeyp
 def test_processes_without_tvm_can_serve_flash_attention_4():
     program = (
         "import sys, benchmarks.peers.worker, benchmarks.peers.flex, benchmarks.peers.fa4, "
-        "benchmarks.peers.cudnn_flex, benchmarks.peers.cudnn_bsa; print('tvm' in sys.modules)"
+        "benchmarks.peers.cudnn_flex, benchmarks.peers.cudnn_bsa, benchmarks.peers.fastvideo; "
+        "print('tvm' in sys.modules)"
     )
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, capture_output=True, text=True, cwd=SCRIPT.parents[1]).stdout == "False\n"

@@ -198,6 +198,7 @@ def test_systems_are_given_only_masks_that_they_can_take():
         if "cudnn-flex" in systems:
             assert key_ranges(Pattern(case.mask, length, length)).shape[1] <= 19
         assert ("cudnn-bsa" in systems) == case.mask.startswith(("random_tiles", "video"))
+        assert ("fastvideo" in systems) == ("cudnn-bsa" in systems and case.dtype == "bfloat16")
         assert case.mask != "causal_window-1024" or systems == {
             "stof", "flex-analytic", "flex-fa4-analytic", "fa4", "cudnn-flex"
         }  # fmt: skip

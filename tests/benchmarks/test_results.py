@@ -6,7 +6,7 @@ from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, attention_case, atte
 from benchmarks.peers.published import PAPER_KERNEL_US
 from benchmarks.peers.report import page, requirements_table
 from benchmarks.peers.results import Results, floor_us, useful_tflops
-from benchmarks.peers.systems import FLEX
+from benchmarks.peers.systems import FLEX, systems_for
 from benchmarks.peers.targets import lines
 
 WINDOW = attention_case(8, 12, 4096, 64, "sliding_window")
@@ -121,6 +121,7 @@ def test_long_contexts_are_held_against_the_fastest_kernels(row):
     for case in attention_cases("long"):
         rows += [row(case, "stof", 10.0), row(case, "cudnn-flex", 10.5), row(case, "fa4", 11.0)]
         rows += [row(case, "cudnn-bsa", 12.0)] if case.mask.startswith("random_tiles") else []
+        rows += [row(case, "fastvideo", 11.5)] if "fastvideo" in systems_for(case) else []
     results = Results(rows)
     causal, masks = find(results, "causal, S ≥ 2048"), find(results, "documents, causal windows")
     assert causal.mean == masks.mean == pytest.approx(1.05) and causal.everywhere == masks.everywhere == 0.97
@@ -132,7 +133,11 @@ def test_long_contexts_are_held_against_the_fastest_kernels(row):
         "document", "prefix-1024", "video", "causal_window-4096", "causal_window-1024"
     }  # fmt: skip
     tiles = find(results, "whole blocks at random")
-    assert len(tiles.ratios) == 2 and tiles.mean == pytest.approx(1.2) and tiles.verdict == "pass"
+    assert {(case.dtype, tiles.ratios[case]) for case in tiles.ratios} == {("float16", 1.2), ("bfloat16", 1.15)}
+    assert len(tiles.ratios) == 4 and tiles.verdict == "pass"
+    video = next(case for case in masks.ratios if case.mask == "video")
+    faster = find(Results([*rows, row(video, "fastvideo", 9.0)]), "documents, causal windows")
+    assert faster.worst == (video, pytest.approx(0.9)) and faster.verdict == "miss"
 
 
 def test_sparse_grid_is_held_against_interval_kernels_too(row):
