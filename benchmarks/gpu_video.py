@@ -2,6 +2,7 @@
 
 measure:  python benchmarks/gpu_video.py --out ROWS.json [--only tiles Wan …] [--systems stof,flex]
 peers:    the same with --systems flex-fa4,cudnn-flex in an environment that has their packages
+          the same with --systems fastvideo-sta,fastvideo-blocks in one that has FastVideo's kernels
 merge:    python benchmarks/gpu_video.py --merge ROWS.json … [--results benchmarks/results]
 try out:  python benchmarks/gpu_video.py --dry-run        tiny, on the CPU
 
@@ -25,6 +26,7 @@ from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.newest import merge_newest  # noqa: E402
 from benchmarks.peers.results import write_rows  # noqa: E402
 from benchmarks.video.cases import ALL, BLOCK, CASES, DEFAULT, SYSTEMS, TINY, Case  # noqa: E402
+from benchmarks.video.fastvideo import has_kernel  # noqa: E402
 from benchmarks.video.report import is_right, line, page  # noqa: E402
 
 BENCH = "video"
@@ -62,7 +64,8 @@ def plan(options) -> list[tuple[Case, str]]:
     cases = [case for case in (TINY if options.dry_run else CASES) if any(text in case.label for text in options.only)]
     cases.sort(key=lambda case: case.kind != BLOCK)
     asked = options.systems.split(",")
-    return [(case, system) for case in cases for system in SYSTEMS[case.kind] if system in asked]
+    rows = [(case, system) for case in cases for system in SYSTEMS[case.kind] if system in asked]
+    return [(case, system) for case, system in rows if has_kernel(case, system)]
 
 
 def measure(options) -> int:

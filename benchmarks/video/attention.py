@@ -26,19 +26,17 @@ def get_ready(case: Case, system: str, device: str) -> tuple[dict, Callable[[], 
         for n in heads
     )
     if case.kind == MILLION:
-        prepared = _million(case, system, q, k, v)
+        prepare = _million
     else:
-        prepared = {OURS: _stof, "flex": _flex, "flex-fa4": _flex, "cudnn-flex": _cudnn_flex}[system](
-            case, system, q, k, v
-        )
-    call, keep, facts = prepared
+        prepare = {OURS: _stof, "flex": _flex, "flex-fa4": _flex, "cudnn-flex": _cudnn_flex}.get(system, _fastvideo)
+    call, keep, facts, *restore = prepare(case, system, q, k, v)
     call()
     _synchronize(device)
-    return {"seed": seed, **facts}, lambda: _measure(call, keep, q, k, v, device)
+    return {"seed": seed, **facts}, lambda: _measure(call, keep, q, k, v, device, *restore)
 
 
-def _measure(call, keep, q, k, v, device: str) -> dict:
-    """Errors, the peak of memory, and if the errors are small, times."""
+def _measure(call, keep, q, k, v, device: str, restore=lambda out: out) -> dict:
+    """Errors, the peak of memory, and if the errors are small, times of what does not include `restore`."""
     touched = q.nbytes * 2 + k.nbytes + v.nbytes
     poison = torch.full_like(q, float("nan"))  # what the output is allocated in next holds NaN
     del poison
@@ -50,7 +48,7 @@ def _measure(call, keep, q, k, v, device: str) -> dict:
         torch.cuda.synchronize()
         found["peak_bytes"] = torch.cuda.max_memory_allocated()
     reference = Reference(q, k, v, keep)
-    error = reference.error(out)
+    error = reference.error(restore(out))
     del out
     found |= {"touched_bytes": touched, "error": error, "half_error": reference.half_error, "median_us": None}
     if not error <= 2 * reference.half_error:
@@ -126,6 +124,12 @@ def _cudnn_flex(case: Case, system: str, q, k, v):
     plan = create_mask_plan(key_ranges(tiles), *given)
     facts = {"variant": f"cudnn {cudnn.__version__}", "density": tiles.kept / case.length**2, "scheduled": None}
     return lambda: flex_attn_func(*given, mask_plan=plan).transpose(1, 2), tiles.rows, facts
+
+
+def _fastvideo(case: Case, system: str, q, k, v):
+    from benchmarks.video import fastvideo
+
+    return fastvideo.prepare(case, system, q, k, v)
 
 
 def _million(case: Case, system: str, q, k, v):

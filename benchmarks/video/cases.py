@@ -9,8 +9,9 @@ import torch
 TILES, BLOCK, MILLION = "tiles", "block", "million"
 OURS = "stof"
 WIDE, STATIC = "stof-blocks-256", "stof-static"
+FASTVIDEO_STA, FASTVIDEO_BLOCKS = "fastvideo-sta", "fastvideo-blocks"
 SYSTEMS = {
-    TILES: (OURS, "flex", "flex-fa4", "cudnn-flex"),
+    TILES: (OURS, "flex", "flex-fa4", "cudnn-flex", FASTVIDEO_STA, FASTVIDEO_BLOCKS),
     BLOCK: (OURS, "compile-flex"),
     MILLION: (OURS, WIDE, STATIC),
 }

@@ -7,7 +7,8 @@ import torch
 
 from benchmarks import gpu_video as bench
 from benchmarks.video import attention, report
-from benchmarks.video.cases import CASES, TINY, Case
+from benchmarks.video.cases import CASES, FASTVIDEO_BLOCKS, FASTVIDEO_STA, TINY, Case, on_canvas
+from benchmarks.video.fastvideo import PaddedTiles, has_kernel
 from stof_tvm import masks
 
 ROW = {
@@ -82,6 +83,51 @@ def test_the_formula_is_the_mask(case):
     dense = torch.cat(list(tiles.chunks()))
     assert torch.equal(dense, masks.sliding_tile(case.canvas, case.tile, case.window).dense(case.length))
     assert tiles.kept == int(dense.sum())
+
+
+def test_the_plan_has_the_cases_that_fastvideo_has_kernels_for():
+    options = bench.parse_arguments(["--systems", f"stof,{FASTVIDEO_STA},{FASTVIDEO_BLOCKS}", "--only", "tiles"])
+    assert {(case.name, system) for case, system in bench.plan(options) if system != "stof"} == {
+        ("HunyuanVideo", FASTVIDEO_STA), ("HunyuanVideo", FASTVIDEO_BLOCKS), ("Wan-14B-720p", FASTVIDEO_BLOCKS)
+    }  # fmt: skip
+    assert not [system for case in TINY[:2] for system in (FASTVIDEO_STA, FASTVIDEO_BLOCKS) if has_kernel(case, system)]
+
+
+@pytest.mark.parametrize("case", [*CASES[:2], *TINY[:2]], ids=lambda case: f"{case.name} {case.length}")
+def test_padded_tiles_hold_each_token_once_and_what_the_mask_keeps(case):
+    tiles = case.tiles("cpu")
+    padded = PaddedTiles(tiles)
+    place, sizes = padded.place, padded.sizes.long()
+    assert len(place.unique()) == len(place) == case.length and int(place.max()) < padded.length == 64 * len(sizes)
+    assert int(sizes.sum()) == case.length and 1 <= int(sizes.min()) <= int(sizes.max()) <= 64
+    # The kernel takes the first tokens of a block for those that are there.
+    assert bool((place % 64 < sizes[place // 64]).all())
+    assert case.name != "HunyuanVideo" or case in TINY or padded.length == case.length
+    # Tokens of a block are of one tile, so that what two tokens keep is what their blocks do.
+    block_tile = torch.empty(len(sizes), dtype=torch.int32)
+    block_tile[place // 64] = tiles.number
+    assert torch.equal(block_tile[place // 64], tiles.number)
+    assert torch.equal(padded.listed, tiles.near[block_tile[:, None], block_tile])
+    assert int(sizes @ padded.listed.long() @ sizes) == tiles.kept
+    rows = torch.arange(0, case.length, max(1, case.length // 50))
+    assert torch.equal(padded.listed[place[rows, None] // 64, place // 64], tiles.rows(rows))
+
+
+def test_short_tiles_are_padded_to_blocks_and_no_further():
+    case = CASES[1]
+    padded = PaddedTiles(case.tiles("cpu"))
+    # Tokens of 3 full and one short layer of tiles, 5 full and one short row, 10 columns of tiles.
+    tokens = [t * h * 8 for t in (6, 6, 6, 3) for h in (8, 8, 8, 8, 8, 5) for _ in range(10)]
+    assert sum(tokens) == case.length and len(padded.sizes) == sum(-(-n // 64) for n in tokens)
+
+
+@pytest.mark.parametrize("system", [FASTVIDEO_STA, FASTVIDEO_BLOCKS])
+def test_fastvideo_is_given_the_mask(system, fastvideo, monkeypatch):
+    small = on_canvas("tiles", "small", 2, (5, 12, 20), (1, 2, 2), (3, 6, 6), 64)
+    case = small if system == FASTVIDEO_STA else on_canvas("tiles", "small", 2, (5, 9, 12), (2, 4, 6), (4, 4, 6), 64)
+    _, measured = attention.get_ready(case, system, "cpu")
+    row = measured() | {"case": case.__dict__}
+    assert report.is_right(row) and row["median_us"] > 0
 
 
 def test_a_failure_is_a_row_and_the_newest_row_counts(tmp_path):
