@@ -2,13 +2,16 @@
 
 measure:  python benchmarks/gpu_runtime_masks.py --out ROWS.json [--only top_blocks …] [--systems stof,cudnn-causal]
 peers:    the same with --systems fa4-causal,cudnn-bsa in an environment that has their packages
+          the same with --systems fastvideo,minference in one that has theirs
 merge:    python benchmarks/gpu_runtime_masks.py --merge ROWS.json … [--results benchmarks/results]
 try out:  python benchmarks/gpu_runtime_masks.py --dry-run        tiny, on the CPU
 
 Queries and keys are made up so that softmax mass lies where prompts have it: each head has SINKS first keys and COLUMNS
 others, drawn at random, that all queries like, and a preference for near keys; the rest is noise.  `recall` is the
-softmax mass that a rule keeps.  Times are medians over CUDA-graph replays; of ours also the rule alone and the planning
-alone (block map to lists).  Every output is checked against float32 under the same block map before it is timed.
+softmax mass that a rule keeps.  Times are medians over CUDA-graph replays; of ours also the rule alone, the planning
+alone (block map to lists), and all but the rule: planning and attention of a map that is given.  Peers that are given
+lists are compared with that; MInference predicts what it keeps, as our rule does.  Every output is checked against
+float32 under what the system keeps before it is timed, and that of the replays after.
 """
 
 import argparse
@@ -24,14 +27,18 @@ import torch  # noqa: E402
 from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.needs_gpu import need_gpu  # noqa: E402
 from benchmarks.peers.accuracy import Reference  # noqa: E402
+from benchmarks.peers.blocks import lists_of_heads  # noqa: E402
 from benchmarks.peers.newest import merge_newest  # noqa: E402
 from benchmarks.peers.results import write_rows  # noqa: E402
 from benchmarks.peers.timing import Replays  # noqa: E402
 
 BENCH = "runtime_masks"
-SYSTEMS = ("stof", "stof-causal", "cudnn-causal", "fa4-causal", "cudnn-bsa")
+SYSTEMS = ("stof", "stof-causal", "cudnn-causal", "fa4-causal", "cudnn-bsa", "fastvideo", "minference")
+GIVEN_LISTS = ("cudnn-bsa", "fastvideo")
 SINKS, COLUMNS = 4, 32  # keys that all queries of a head like
 NEAR = 64  # tokens within which keys are liked
+VERTICAL_SLASH = SINKS + COLUMNS + 4, 2 * NEAR  # columns and diagonals that are chosen
+WINDOW = 2 * NEAR  # nearest diagonals that always are
 DIM = 128
 BLOCK, KEPT = (64, 64), 64  # of the rule for video: how many blocks of keys each block of queries keeps
 RECALL_ROWS = 256
@@ -63,7 +70,7 @@ class Case:
         if self.rule == "top_blocks":  # the fine stage of a video model's attention
             return runtime.top_blocks(KEPT, block=BLOCK)
         if self.rule == "vertical_slash":
-            return runtime.vertical_slash(SINKS + COLUMNS + 4, 2 * NEAR, sinks=SINKS, window=2 * NEAR, block=128)
+            return runtime.vertical_slash(*VERTICAL_SLASH, sinks=SINKS, window=WINDOW, block=128)
         return runtime.xattention(stride=16, mass=0.9, block=128)
 
 
@@ -126,7 +133,9 @@ def measure(options, device: str) -> int:
 
 def applies(system: str, case: Case) -> bool:
     """Whether a system is a peer of a case: dense ones where keys are causal, lists of blocks where all are whole."""
-    return system == "stof" or system.endswith("causal") == case.causal
+    if system == "minference":
+        return case.rule == "vertical_slash"
+    return system == "stof" or (system in GIVEN_LISTS) != case.causal
 
 
 def inputs(case: Case, device: str):
@@ -155,30 +164,41 @@ def inputs(case: Case, device: str):
 def times(case: Case, system: str, device: str) -> dict:
     """The measurements of a case by a system."""
     q, k, v = inputs(case, device)
-    rows, b, h = Reference.places(q)
+    rows, _, h = Reference.places(q)
     keep = rows[:, None] >= torch.arange(case.length, device=device)
-    rule, block_map = None, None
+    rule, block_map, kept = None, None, None
     if system == "stof":
         rule = case.stof_rule()
-        block_map = rule.block_map(q, k)
-    elif system == "cudnn-bsa":
+        block_map = rule.block_map(q, k).contiguous()
+    elif system in GIVEN_LISTS:
         block_map = same_number_of_blocks(q, k)
-    if block_map is not None:
-        height, width = BLOCK if rule is None else rule.block
-        listed = block_map.expand(1, case.q_heads, -1, -1)[b, h][:, rows // height]
-        keep = listed.repeat_interleave(width, -1)[..., : case.length] & (keep | (not case.causal))
     call = systems()[system](case, rule, block_map, q, k, v)
-    reference = Reference(q, k, v, lambda _: keep)
-    error = reference.error(call())
-    measured = {"error": error, "half_error": reference.half_error, "median_us": None}
-    if not error <= 2 * reference.half_error:
+    if block_map is not None:
+        kept = lambda heads, rows: listed_keys(block_map, BLOCK if rule is None else rule.block, case, heads, rows)
+    elif system == "minference":
+        lists = call.lists()
+        kept = lambda heads, rows: call.keep(lists, heads, rows)
+    reference = Reference(q, k, v, lambda _: keep if kept is None else kept(h, rows))
+    measured = checked_median(call, reference, device)
+    if measured["median_us"] is None:
         return measured
-    measured |= median(call, device)
     if system == "stof":
+        given = checked_median(given_map(case, rule, block_map, q, k, v), reference, device)
+        if given["median_us"] is None:
+            raise RuntimeError(f"with the map given the error is {given['error']}")
         measured |= {"rule_us": median(lambda: rule.block_map(q, k), device)["median_us"]}
-        measured |= {"plan_us": planning_us(case, rule, block_map, device)}
-        measured |= {"density": density(block_map, rule, case), "recall": recalled(q, k, block_map, rule, case)}
+        measured |= {"plan_us": planning_us(case, rule, block_map, device), "given_us": given["median_us"]}
+        measured |= {"density": density(block_map, rule, case)}
+    if system in ("stof", "minference"):
+        measured |= {"recall": recalled(q, k, kept, case)}
     return measured
+
+
+def listed_keys(block_map: torch.Tensor, block, case: Case, heads: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """What a block map keeps of these rows in these heads, boolean (heads, rows, S)."""
+    listed = block_map.expand(1, case.q_heads, -1, -1)[0, heads][:, rows // block[0]]
+    kept = listed.repeat_interleave(block[1], -1)[..., : case.length]
+    return kept & (rows[:, None] >= torch.arange(case.length, device=rows.device)) if case.causal else kept
 
 
 def same_number_of_blocks(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -191,13 +211,22 @@ def same_number_of_blocks(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def systems() -> dict:
     """What makes a call of each system, from (case, rule, block map, q, k, v)."""
-    return dict(zip(SYSTEMS, (stof, stof_causal, cudnn_causal, fa4_causal, cudnn_bsa)))
+    return dict(zip(SYSTEMS, (stof, stof_causal, cudnn_causal, fa4_causal, cudnn_bsa, fastvideo, minference)))
 
 
 def stof(case, rule, block_map, q, k, v):
     from stof_tvm import sparse_attention
 
     return lambda: sparse_attention(q, k, v, rule, enable_gqa=True)
+
+
+def given_map(case, rule, block_map, q, k, v):
+    """The same attention by a user's rule, which has the map already: planning and attention are left."""
+    from stof_tvm import masks, sparse_attention
+
+    given = masks.runtime.rule(lambda q, k: block_map, block=rule.block)
+    given = given if rule.within is None else given & rule.within
+    return lambda: sparse_attention(q, k, v, given, enable_gqa=True)
 
 
 def stof_causal(case, rule, block_map, q, k, v):
@@ -233,9 +262,8 @@ def fa4_causal(case, rule, block_map, q, k, v):
 def cudnn_bsa(case, rule, block_map, q, k, v):
     from cudnn.block_sparse_attention import block_sparse_attention_forward
 
-    counts = block_map.sum(-1, dtype=torch.int32)
-    most = int(counts.max())
-    columns = torch.argsort((~block_map).to(torch.int8), dim=-1, stable=True)[..., :most].to(torch.int32).contiguous()
+    counts, columns = lists_of_heads(block_map)
+    most = columns.shape[-1]
     equal = most if int(counts.min()) == most else None
     given = None if equal is not None else counts.contiguous()
 
@@ -246,10 +274,48 @@ def cudnn_bsa(case, rule, block_map, q, k, v):
     return call
 
 
-def median(call, device: str) -> dict:
+def fastvideo(case, rule, block_map, q, k, v):
+    from benchmarks.peers.fastvideo import block_sparse, full_blocks
+
+    attend = block_sparse(*lists_of_heads(block_map), full_blocks(case.length, str(q.device)))
+    return lambda: attend(q, k, v)
+
+
+def minference(case, rule, block_map, q, k, v):
+    """As many columns and diagonals as our rule chooses, the same always among them.
+
+    The package's own defaults are a thousand columns, of which 30 are the first, and 6,096 diagonals, of which 100 are
+    the nearest: many times as much work for the same recall, since queries here like SINKS + COLUMNS keys.
+    """
+    from benchmarks.peers.minference import VerticalSlash
+
+    return VerticalSlash(q, k, v, *VERTICAL_SLASH, SINKS, WINDOW)
+
+
+def checked_median(call, reference: Reference, device: str) -> dict:
+    """The error of a call, and if it is small, times; RuntimeError if a captured call computes something else."""
+    error = reference.error(call())
+    found = {"error": error, "half_error": reference.half_error, "median_us": None}
+    if not error <= 2 * reference.half_error:
+        return found
+
+    def check(out):
+        # What a call launches on another stream than the current one is no part of the graph.
+        if not (replayed := reference.error(out)) <= 2 * reference.half_error:
+            raise RuntimeError(
+                f"a call has the error {error}, the same in a CUDA graph {replayed}: a kernel is not in it"
+            )
+
+    return found | median(call, device, check)
+
+
+def median(call, device: str, check=lambda out: None) -> dict:
+    """Times of a call; on a GPU `check` looks at what the replays have written."""
     replays = Replays([call], device)
     replays.warm_up()
     samples = replays.samples()
+    if device == "cuda":
+        check(replays.kept[-1])
     return {"median_us": sorted(samples)[len(samples) // 2], "samples_us": samples}
 
 
@@ -281,18 +347,18 @@ def density(block_map: torch.Tensor, rule, case: Case) -> float:
     return float((block_map & possible).float().mean() / possible.float().mean())
 
 
-def recalled(q, k, block_map, rule, case: Case) -> float:
-    """The kept softmax mass, averaged over heads and RECALL_ROWS rows."""
+def recalled(q, k, kept, case: Case) -> float:
+    """The softmax mass of what kept(heads, rows) keeps, averaged over heads and RECALL_ROWS rows."""
     rows = torch.linspace(0, case.length - 1, min(RECALL_ROWS, case.length), device=q.device).long()
-    kept = []
+    masses = []
     for head in range(case.q_heads):
         key = k[0, head // (case.q_heads // case.kv_heads)].float()
         scores = q[0, head, rows].float() @ key.T * case.head_dim**-0.5
         if case.causal:
             scores.masked_fill_(torch.arange(case.length, device=q.device) > rows[:, None], -torch.inf)
-        listed = block_map[0, head % block_map.shape[1]][rows // rule.block[0]]
-        kept.append((scores.softmax(-1) * listed.repeat_interleave(rule.block[1], -1)[:, : case.length]).sum(-1).mean())
-    return float(torch.stack(kept).mean())
+        some = kept(torch.tensor([head], device=q.device), rows)[0]
+        masses.append((scores.softmax(-1) * some).sum(-1).mean())
+    return float(torch.stack(masses).mean())
 
 
 def is_right(row: dict) -> bool:
@@ -310,9 +376,9 @@ def line(row: dict) -> str:
     found += f"{row['median_us']:.1f} µs"
     if "rule_us" in row:
         plan = "–" if row["plan_us"] is None else f"{row['plan_us']:.1f}"
-        found += f" (rule {row['rule_us']:.1f}, planning {plan}), density {row['density']:.3f}"
-        found += f", recall {row['recall']:.3f}"
-    return found
+        given = f", given the map {row['given_us']:.1f}" if "given_us" in row else ""
+        found += f" (rule {row['rule_us']:.1f}, planning {plan}{given}), density {row['density']:.3f}"
+    return found + (f", recall {row['recall']:.3f}" if "recall" in row else "")
 
 
 def merge(paths: list[Path], folder: Path) -> int:
@@ -330,6 +396,7 @@ def page(rows: list[dict]) -> str:
         "recall",
         "rule, µs",
         "planning, µs",
+        "given the map, µs",
         "all, µs",
         "others, µs (× ours)",
     )
@@ -338,19 +405,29 @@ def page(rows: list[dict]) -> str:
     for row in sorted(ours, key=lambda row: (row["case"]["length"], row["case"]["rule"])):
         case = Case(**row["case"])
         others = [
-            f"{other['system']} {other['median_us']:.0f} ({other['median_us'] / row['median_us']:.2f})"
+            f"{other['system']} {other['median_us']:.0f} ({compared(other, row)})"
             for other in rows
             if other["case"] == row["case"] and other["system"] != "stof" and is_right(other)
         ]
         plan = "–" if row["plan_us"] is None else f"{row['plan_us']:.1f}"
         cells = [
             case.rule, f"{case.length:,}", f"{case.q_heads} on {case.kv_heads}", f"{row['density']:.3f}",
-            f"{row['recall']:.3f}", f"{row['rule_us']:.0f}", plan, f"{row['median_us']:.0f}", ", ".join(sorted(others)),
+            f"{row['recall']:.3f}", f"{row['rule_us']:.0f}", plan,
+            f"{row['given_us']:.0f}" if "given_us" in row else "–", f"{row['median_us']:.0f}",
+            ", ".join(sorted(others)),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
+    words = ["Peers that are given lists of blocks are compared with ours given the map, the others with all of ours."]
     failed = [f"- {line(row)}" for row in rows if not is_right(row)]
     told = sorted({f"{row['gpu']}, driver {row['driver']}, {row['date']}, commit {row['commit']}" for row in rows})
-    return "\n".join([*lines, "", *failed, *([""] if failed else []), *(f"{each}." for each in told), ""])
+    return "\n".join([*lines, "", *words, "", *failed, *([""] if failed else []), *(f"{each}." for each in told), ""])
+
+
+def compared(other: dict, ours: dict) -> str:
+    """A peer's time over ours, of the same work where it was measured, and a peer's recall where it has its own."""
+    given = other["system"] in GIVEN_LISTS and "given_us" in ours
+    text = f"{other['median_us'] / ours['given_us' if given else 'median_us']:.2f}{' given the map' if given else ''}"
+    return text + (f", recall {other['recall']:.3f}" if "recall" in other else "")
 
 
 if __name__ == "__main__":
