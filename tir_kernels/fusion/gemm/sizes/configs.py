@@ -158,7 +158,8 @@ MEASURED_WITH_GROUPS = frozenset(
 )
 MEASURED = (
     MEASURED_WITH_GROUPS
-    | {GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in (*_TMA_ONE_MATRIX, *_CLUSTERS_ONE_MATRIX)}
+    | {GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _TMA_ONE_MATRIX}
+    | {GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _CLUSTERS_ONE_MATRIX}
     | {GemmConfig(*sizes, warpgroup=True, tma=True, sets=2) for sizes in _TMA_SETS_ONE_MATRIX}
 )
 BLOCK_K = (32, 64)
