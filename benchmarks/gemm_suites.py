@@ -322,18 +322,15 @@ BEHIND = (
     (1024, 6912, 1152, ()),
     (32768, 32000, 1024, ()),
 )
-LAST = warpgroups((64, 32, 64, 4, 1, 8), (192, 96, 64, 12, 1, 5), (192, 160, 64, 12, 1, 4), tma=True)
-LAST += warpgroups((128, 192, 64, 8, 1, 3, 2), tma=True)
 
 
 def behind():
-    """Those products with the four configurations that are predicted to be the fastest, and with those of `LAST`."""
+    """Those products with the six configurations that are predicted to be the fastest."""
     target, jobs = parse_target("cuda -arch=sm_90a"), []
     for m, n, k, steps in BEHIND:
         problem = GemmProblem(m, n, "float16", steps, k=k)
-        legal = gemm_cuda.configs(problem, target)
-        some = [c for c in legal if c in MEASURED][:4] + [c for c in LAST if c in legal]
-        jobs += [("gemm", problem, config) for config in dict.fromkeys(some)]
+        configs = [c for c in gemm_cuda.configs(problem, target) if c in MEASURED]
+        jobs += [("gemm", problem, config) for config in configs[:6]]
     return jobs
 
 

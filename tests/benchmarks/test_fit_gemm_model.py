@@ -51,7 +51,7 @@ def test_the_models_own_times_are_found_again(groups):
     fitted = fit.fit(made, slower)
     for group in made:
         wgmma = np.array([c.warpgroup for c in group.configs])
-        np.testing.assert_allclose(group.predicted(fitted)[wgmma], group.us[wgmma], rtol=5e-2)
+        np.testing.assert_allclose(group.predicted(fitted)[wgmma], group.us[wgmma], rtol=6e-2)
 
 
 def test_sweeps_are_kept_by_problem(groups, tmp_path, monkeypatch):

@@ -66,16 +66,9 @@ TMA_TILES = (
     (192, 192, 12, 1, 1),
     (64, 160, 4, 1, 2),
     (64, 192, 4, 1, 2),
-    # Of few columns; and whole waves of 384 and 768 columns with 6,272 and 9,712 rows.
     (64, 32, 4, 1, 1),
-    (192, 96, 12, 1, 1),
-    (192, 160, 12, 1, 1),
 )
-CLUSTER_TILES = (
-    (64, 64, 4, 1),
-    (64, 128, 4, 1),
-    (128, 192, 8, 1),
-)  # tiles whose sums a cluster of CTAs shares, if k is split
+CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1))  # tiles whose sums a cluster of CTAs shares, if k is split
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
 # that the time model was fitted to.  Defaults come from these lists, because the model cannot judge other tiles.
 _MMA = (
@@ -136,18 +129,9 @@ _TMA = (
     (128, 192, 64, 8, 1, 5),
 )
 _CLUSTERS = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
-_CLUSTERS_ONE_MATRIX = ((128, 192, 64, 8, 1, 3, 2),)
 _TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6))
 # Those that were timed with one matrix of w only, not with groups of rows that have one each.
-_TMA_ONE_MATRIX = (
-    (128, 160, 64, 8, 1, 6),
-    (192, 128, 64, 12, 1, 4),
-    (192, 192, 64, 12, 1, 4),
-    (64, 32, 64, 4, 1, 8),
-    (64, 32, 64, 4, 1, 12),
-    (192, 96, 64, 12, 1, 5),
-    (192, 160, 64, 12, 1, 4),
-)
+_TMA_ONE_MATRIX = ((128, 160, 64, 8, 1, 6), (192, 128, 64, 12, 1, 4), (192, 192, 64, 12, 1, 4), (64, 32, 64, 4, 1, 8))
 _TMA_SETS_ONE_MATRIX = ((64, 160, 64, 4, 1, 7), (64, 192, 64, 4, 1, 6), (192, 96, 64, 4, 1, 6))
 MEASURED_WITH_GROUPS = frozenset(
     [GemmConfig(*sizes) for sizes in _MMA]
@@ -159,7 +143,6 @@ MEASURED_WITH_GROUPS = frozenset(
 MEASURED = (
     MEASURED_WITH_GROUPS
     | {GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _TMA_ONE_MATRIX}
-    | {GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _CLUSTERS_ONE_MATRIX}
     | {GemmConfig(*sizes, warpgroup=True, tma=True, sets=2) for sizes in _TMA_SETS_ONE_MATRIX}
 )
 BLOCK_K = (32, 64)
