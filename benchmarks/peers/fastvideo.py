@@ -1,5 +1,7 @@
 """FastVideo's block-sparse attention for Hopper: lists of whole blocks of 64 keys for each 64 queries, in bfloat16."""
 
+import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -46,8 +48,13 @@ def full_blocks(length: int, device: str) -> torch.Tensor:
 
 def operators():
     """The wheel's extension; RuntimeError on other GPUs than Hopper, where its kernels are empty."""
-    from fastvideo_kernel._C import fastvideo_kernel_ops
-
+    # Its calls between GPUs need a newer NCCL than PyTorch may bring.  Nothing here calls them: they are not looked for.
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(os.RTLD_LAZY)
+    try:
+        from fastvideo_kernel._C import fastvideo_kernel_ops
+    finally:
+        sys.setdlopenflags(flags)
     if torch.cuda.is_available() and torch.cuda.get_device_capability() != GPU:
         raise RuntimeError(f"FastVideo's kernels are for compute capability {GPU[0]}.{GPU[1]}")
     return fastvideo_kernel_ops
