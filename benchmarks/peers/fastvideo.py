@@ -48,7 +48,7 @@ def full_blocks(length: int, device: str) -> torch.Tensor:
 
 def operators():
     """The wheel's extension; RuntimeError on other GPUs than Hopper, where its kernels are empty."""
-    # Its calls between GPUs need a newer NCCL than PyTorch may bring.  Nothing here calls them: they are not looked for.
+    # Its calls between GPUs need a newer NCCL than PyTorch may bring.  Nothing here calls them, or looks for them.
     flags = sys.getdlopenflags()
     sys.setdlopenflags(os.RTLD_LAZY)
     try:
