@@ -72,6 +72,7 @@ def _candidates(work, cuts, size: int, ranks: int) -> Iterator[tuple[str, np.nda
     yield "equal runs", starts, number * ranks // len(starts)
     chunks = np.add.reduceat(work, starts)
     by_work = ((np.cumsum(chunks) - chunks / 2) / max(chunks.sum(), 1) * ranks).astype(np.int64)
+    by_work = np.minimum(by_work, ranks - 1)  # behind all work there may be chunks without
     if np.bincount(by_work).max() <= LONGEST * len(starts) / ranks:
         yield "runs of equal work", starts, by_work
     stripe = number * 2 * ranks // len(starts)

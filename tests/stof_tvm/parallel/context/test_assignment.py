@@ -56,6 +56,14 @@ def test_smaller_chunks_are_tried_and_one_heavy_token_cannot_be_shared():
     assert sorted(np.unique(owner)) == [0, 1] and imbalance(loads(owner, work)) > 0.9
 
 
+def test_rows_without_work_behind_all_others_belong_to_a_rank():
+    for ranks in (2, 3, 5, 8):
+        for length in (128, 145, 256, 285, 1000):
+            for real in range(8, length, 24):
+                owner, _ = assign((np.arange(length) < real).astype(np.int64), NO_CUTS, distance_moved, ranks)
+                assert set(owner.tolist()) == set(range(ranks)), (ranks, length, real)
+
+
 def test_rows_without_work_and_one_rank():
     owner, _ = assign(np.zeros(64, np.int64), NO_CUTS, distance_moved, 8)
     assert (loads(owner, np.ones(64)) == 8).all() and imbalance(np.zeros(3)) == 0
