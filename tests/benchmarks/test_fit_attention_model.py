@@ -1,5 +1,8 @@
 """The fit of the time model: what it prints for the committed sweep, and that it finds what made the times."""
 
+from dataclasses import fields
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from benchmarks import fit_attention_model as fit
 from benchmarks.peers.cases import Case
 from benchmarks.peers.results import read_rows
 from tir_kernels.attention.block_wise.cost import TILES, WARPGROUP_TILES
+from tir_kernels.attention.time_model import Coefficients
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +30,14 @@ def test_committed_sweep_covers_every_tile_and_the_grid():
             assert f"{m}x{n} {warps} warps 2 stages{suffix}" in labels
     specialized = {label for label in labels if "warpgroups" in label}
     assert {label.split()[0] for label in specialized} == {"192x128", "128x128", "128x64", "64x128", "64x64"}
+
+
+def test_the_page_has_the_committed_coefficients():
+    page = (Path(fit.__file__).parents[1] / "docs" / "attention_model.md").read_text()
+    for field in fields(Coefficients):
+        given = [getattr(coefficients, field.name) for coefficients in fit.FITS]
+        shown = " | ".join("0" if x < 1e-8 else f"{x:.3g}" for x in given)
+        assert f"| `{field.name}` | {shown} |" in page, f"{field.name}: {shown}"
 
 
 def test_the_models_own_times_are_found_again(sweep):
