@@ -17,6 +17,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention.composite import NOTES, emit_attention, is_attention, match_attention
 from relax_passes.attention.refusals.other_attention import OTHER_WEIGHTS, other_weights, products_before
+from relax_passes.attention.refusals.own_scores import OWN_SCORES, is_masked_by_scores
 from relax_passes.attention.refusals.plain_weights import plain_weights
 from relax_passes.attention.refusals.stray_weights import stray_weights
 from relax_passes.attention.repeated_heads import KeysOrValues, emit_keys_and_values, reshaped, unrepeated
@@ -63,8 +64,9 @@ class _Canonicalizer(PyExprMutator):
             self._match(known)
             self._refuse_other_attention(known)
             for match in self._with_escaping_scores():
-                self.refused.append([match.site, READ_SCORES])
-                del self.matches[match.out]
+                self._refuse(match, READ_SCORES)
+            for match in [x for x in self.matches.values() if is_masked_by_scores(self.bindings, x, known.is_closed)]:
+                self._refuse(match, OWN_SCORES)
             self.notes += [[match.site, note] for match in self.matches.values() for note in match.form.notes]
             with closing_blocks(self.builder_):
                 self.builder_.update_func(global_var, self.visit_expr(function))
@@ -85,6 +87,10 @@ class _Canonicalizer(PyExprMutator):
                 self.matches[match.out] = match
             self.judged.add(var)
             self.products.update(products_before(self.bindings, value))
+
+    def _refuse(self, match: AttentionMatch, reason: str):
+        self.refused.append([match.site, reason])
+        del self.matches[match.out]
 
     def _with_escaping_scores(self) -> list[AttentionMatch]:
         """The matches whose scores also reach the function's results by a way around the match.

@@ -56,6 +56,17 @@ def merged(q, k, v, gate):
     return gate(one, two) * first + gate(two, one) * second
 
 
+def chosen(q, k, v, keep, again=False):
+    """Attention to the keys that a function of all scores of a row keeps; `again` computes these once more."""
+    scores = q @ k.mT * 0.3
+    kept = keep((q @ k.mT * 0.3) if again else scores)
+    return scores.masked_fill(~kept, -torch.inf).softmax(-1) @ v
+
+
+def of_the_largest(scores):
+    return scores >= scores.topk(3, -1).values[..., -1:]
+
+
 def with_scores(q, k, v, function):
     scores = q @ k.mT * 0.3
     return function(scores, scores.softmax(-1) @ v)
@@ -88,6 +99,10 @@ READ = {
     "returned logsumexp": lambda q, k, v: with_scores(q, k, v, lambda s, o: (o, s.logsumexp(-1))),
     "chain of two": lambda q, k, v: (weights(q, k) @ weights(k, v)) @ v,
     "returned scores": lambda q, k, v: with_scores(q, k, v, lambda s, o: (o, s)),
+    "masked by the largest few": lambda q, k, v: chosen(q, k, v, of_the_largest),
+    "masked by the largest few, computed twice": lambda q, k, v: chosen(q, k, v, of_the_largest, again=True),
+    "masked above the mean": lambda q, k, v: chosen(q, k, v, lambda s: s > s.mean(-1, True)),
+    "biased by itself": lambda q, k, v: (q @ k.mT + (q @ k.mT).square()).softmax(-1) @ v,
 }
 STRAY = {
     "graph attention": lambda q, k, v: graph_attention(q, v),
@@ -123,6 +138,9 @@ STRAY = {
     "sigmoid, product and sum": lambda q, k, v: ((q @ k.mT).sigmoid()[..., None] * v[:, :, None]).sum(-2),
 }
 NONE = {
+    "less its maximum": lambda q, k, v: (q @ k.mT - (q @ k.mT).amax(-1, True)).softmax(-1) @ v,
+    "biased by queries": lambda q, k, v: (q @ k.mT + q @ torch.ones(D, S)).softmax(-1) @ v,
+    "masked by queries": lambda q, k, v: chosen(q, k, v, lambda s: q.sum(-1, True) < k.sum(-1)[:, :, None]),
     "similarities": lambda q, k, v: (weights(q, k), v),
     "entropy": lambda q, k, v: entropy(q @ k.mT),
     "pooling behind attention": lambda q, k, v: ((weights(q, k) @ v @ torch.ones(D, 1)).softmax(-2) * v).sum(-2),
