@@ -108,7 +108,8 @@ class Engine:
 
         Raises InputError for inputs that do not fit, DeviceError without the device.
         """
-        return self.run(self._signature.arguments(args, kwargs))
+        with self._in_step():
+            return self.run(self._signature.arguments(args, kwargs))
 
     def run(self, values: list):
         """A call whose inputs are already in a list.  Returns and raises what a call does.
@@ -118,12 +119,17 @@ class Engine:
         values : list
             What `signature.arguments` returns: a tensor for each input, of its shape and dtype; else InputError.
         """
-        tensors = self._signature.checked(values)
-        self._check_device(tensors)
-        with self._turn() as store:
-            self._states.check(values, store)
-            outputs = self._run(tensors, store)
-        return self._signature.unflatten(outputs)
+        with self._in_step():
+            tensors = self._signature.checked(values)
+            self._check_device(tensors)
+            with self._turn() as store:
+                self._states.check(values, store)
+                outputs = self._run(tensors, store)
+            return self._signature.unflatten(outputs)
+
+    def _in_step(self) -> "contextlib.AbstractContextManager[None]":
+        """The context of a call, which other ranks may make as well."""
+        return contextlib.nullcontext() if self._peers is None else self._peers.in_step()
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{x.name}: {x.dtype}{list(x.shape)}" for x in self._signature.inputs)

@@ -44,6 +44,7 @@ class Peers:
         self.rank, self.count = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.seconds = timeout_seconds()
         self._global = dist.get_process_group_ranks(self.group)
+        self._failed = False  # whether the latest call failed here, and maybe here alone
         try:
             self._status = dist.new_group(
                 self._global,
@@ -95,6 +96,22 @@ class Peers:
                     f"rank {rank} calls with {status['told']}, rank 0 with {statuses[0]['told']}: all ranks must mean "
                     "the same"
                 )
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """A call that all ranks make together: after one that failed here, they first ask whether it failed on all.
+
+        Where it did, such as for an input that none can take, they go on.  Where it failed on one rank alone, the
+        others still wait in it.  This rank would answer them with what belongs to its next call, and all would get
+        wrong numbers: it is a ParallelError.
+        """
+        if self._failed:
+            self.agree("a call after one that failed", "a call after one that failed")
+        try:
+            yield
+        except BaseException:
+            self._failed = True
+            raise
 
     @contextlib.contextmanager
     def answering(self, name: str) -> Iterator[None]:
@@ -152,6 +169,7 @@ class Peers:
             except RuntimeError:  # gone or too late
                 continue
             found[rank] = json.loads(received[rank].numpy().tobytes())
+        self._failed &= None in found  # what answers is at the same place
         return found
 
 

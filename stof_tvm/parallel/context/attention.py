@@ -30,6 +30,11 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     q, k and v are (B, H, S, D) of float32, float16 or bfloat16.  Raises what `sparse_attention` does.
     """
     rank, ranks = _place_in(group)
+    with peers_of(group).in_step():
+        return _context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan, rank, ranks)
+
+
+def _context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan, rank: int, ranks: int):
     calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
     try:
         dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)

@@ -71,10 +71,15 @@ class ContextEngine(Engine):
         ParallelError
             A rank is gone, or failed in its first call.
         """
-        return self.run(self.signature.arguments(args, kwargs))
+        with self._ranks.in_step():
+            return self.run(self.signature.arguments(args, kwargs))
 
     def run(self, values: list):
         """A call whose inputs are already in a list, `values`.  Returns and raises what a call does."""
+        with self._ranks.in_step():
+            return self._results(values)
+
+    def _results(self, values: list):
         named = dict(zip(self._values, values, strict=True))
         given = [self._places if name == PLACE else self._own(name, named[name]) for name in self._packed.inputs]
         self.prepare()

@@ -105,11 +105,16 @@ def test_a_plan_is_one_for_the_group(found):
     [
         ("silent", "rank 1 is gone, or did not answer within 2 s (a first attention)"),
         ("gone, at a known call", "the exchange of keys failed, rank 1 is gone or does not answer: "),
-        ("gone, at a new call", "rank 1 is gone, or did not answer within 600 s (a first attention)"),
+        ("gone, at a new call", "rank 1 is gone, or did not answer within 600 s (a call after one that failed)"),
     ],
 )
 def test_a_rank_that_does_not_answer_is_named(what, words, found):
     assert found[0][what].startswith(f"ParallelError: rank 0: {words}")
+
+
+def test_after_a_call_that_one_rank_refused_nothing_is_exchanged(found):
+    assert found[1]["refused alone"].startswith("InputError: rank 1 has 64 of the 128 tokens")
+    assert found[1]["after it"].startswith("ParallelError: rank 1: rank 0 is gone, or did not answer within 2 s")
 
 
 def test_one_process_has_no_group():

@@ -119,8 +119,15 @@ def main(rank: int, port: str, file: str) -> None:
         call(group=impatient)
     if rank == 0:
         found["silent"] = refused(lambda: call(masks.strided(9), group=impatient))
+    # A call that one rank alone refuses: its next one may not be taken for the one in which the others wait.
+    late = dist.new_group([0, 1])
+    with mock.patch.dict(os.environ, {"STOF_PARALLEL_TIMEOUT": "2"}):
+        call(group=late)
+    if rank == 1:
+        found["refused alone"] = refused(lambda: call(tokens=63, group=late))
+        found["after it"] = refused(lambda: call(group=late))
     dist.barrier()
-    call()
+    call()  # what all ranks refused before is no obstacle
     torch.save(found, file)
     if rank == 1:
         os._exit(0)
