@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import ml_dtypes  # noqa: F401  (makes bfloat16 a dtype of NumPy)
 import numpy as np
@@ -72,16 +72,18 @@ class Bindings:
 
     def depends_on(self, expr, value) -> bool:
         """Whether `value`, which a variable is bound to, is among all that `expr` is computed from."""
+        return any(here.same_as(value) for here in self.values_before(expr))
+
+    def values_before(self, expr) -> Iterator[relax.Expr]:
+        """All that `expr` is computed from, itself first."""
         pending, seen = [expr], set()
         while pending:
             here = self.value(pending.pop())
-            if here.same_as(value):
-                return True
+            yield here
             for var in relax.analysis.free_vars(here):
                 if var not in seen:
                     seen.add(var)
                     pending.append(var)
-        return False
 
     def computed_from(self, variables: Iterable[relax.Var]) -> set[relax.Var]:
         """Some variables, and all that are computed from any of them."""

@@ -52,6 +52,9 @@ def test_the_models_own_times_are_found_again(groups):
     for group in made:
         wgmma = np.array([c.warpgroup for c in group.configs])
         np.testing.assert_allclose(group.predicted(fitted)[wgmma], group.us[wgmma], rtol=6e-2)
+        # A rate of its own is found less well for a tile that was timed at few problems, where it was slow.
+        proposed = wgmma & np.array([c in MEASURED for c in group.configs])
+        np.testing.assert_allclose(group.predicted(fitted)[proposed], group.us[proposed], rtol=5e-2)
 
 
 def test_sweeps_are_kept_by_problem(groups, tmp_path, monkeypatch):

@@ -4,15 +4,15 @@ A given mask drops scores in the softmax only.  What a model chooses among all s
 those that are dropped, too.  The scores may be computed once more for it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tvm import relax
 
+from relax_passes.attention.refusals.stray_weights import CONTRACTIONS
 from relax_passes.attention.spellings.patterns import AttentionMatch
 from relax_passes.ir.bindings import Bindings, operator
 
 OWN_SCORES = "its mask is computed from its scores, as that of the largest few"
-CONTRACTIONS = ("matmul", "einsum")
 
 
 def is_masked_by_scores(bindings: Bindings, match: AttentionMatch, is_closed: Callable) -> bool:
@@ -22,19 +22,8 @@ def is_masked_by_scores(bindings: Bindings, match: AttentionMatch, is_closed: Ca
     return any(
         call.same_as(match.scores) or _multiplies(bindings, call, sides, is_closed)
         for operand in given
-        for call in _before(bindings, operand)
+        for call in bindings.values_before(operand)
     )
-
-
-def _before(bindings: Bindings, expr) -> Iterator[relax.Expr]:
-    """All that an expression is computed from."""
-    pending, seen = [expr], set()
-    while pending:
-        here = bindings.value(pending.pop())
-        yield here
-        new = [var for var in relax.analysis.free_vars(here) if var not in seen]
-        seen.update(new)
-        pending += new
 
 
 def _multiplies(bindings: Bindings, call, sides: list, is_closed: Callable) -> bool:
