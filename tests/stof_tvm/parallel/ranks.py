@@ -206,6 +206,22 @@ def late(rank, mesh) -> dict:
     return {"refusal": refusal(lambda: peers.step("a test", int)), "seconds": time.monotonic() - started}
 
 
+def refused_inputs(rank, mesh) -> dict:
+    """Inputs that all ranks refuse, then some that rank 1 alone does, which goes on."""
+    model, inputs = model_of(BertLike, layers=1), example_calls()["bert"][1]
+    os.environ["STOF_PARALLEL_TIMEOUT"] = "2"
+    group = dist.new_group([0, 1])
+    engine = built(model, inputs, group, verify=False)
+    del os.environ["STOF_PARALLEL_TIMEOUT"]
+    shorter = [x[:, :-1] for x in inputs]
+    all_refuse = refusal(lambda: engine(*shorter))
+    after = refusal(lambda: engine(*inputs))
+    if not rank:
+        return {"all": all_refuse, "after": after}
+    alone = refusal(lambda: engine(*shorter))
+    return {"all": all_refuse, "after": after, "alone": alone, "next": refusal(lambda: engine(*inputs))}
+
+
 def killed(rank, mesh) -> dict:
     """Rank 1 is killed between two calls."""
     engine = built(model_of(BertLike, layers=1), inputs := example_calls()["bert"][1], mesh, verify=False)
@@ -241,7 +257,7 @@ CHECKS = (
         other_masks,
         wrong_on_one,
     ),
-    *(arguments, late, killed),
+    *(arguments, late, refused_inputs, killed),
 )
 
 

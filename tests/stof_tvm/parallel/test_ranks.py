@@ -109,6 +109,17 @@ def test_a_rank_that_is_late_is_named_within_the_timeout(found):
     assert found[0]["late"]["seconds"] < 3
 
 
+def test_a_call_after_one_that_failed_on_one_rank_alone_is_an_error(found):
+    for rank in range(2):
+        assert (
+            found[rank]["refused_inputs"]["all"].startswith("InputError") and not found[rank]["refused_inputs"]["after"]
+        )
+    assert found[1]["refused_inputs"]["alone"].startswith("InputError")
+    assert found[1]["refused_inputs"]["next"].startswith(
+        "ParallelError: rank 1: rank 0 is gone, or did not answer within 2"
+    )
+
+
 def test_a_rank_that_is_killed_is_named_in_a_call_and_in_a_build(found):
     killed = found[0]["killed"]
     assert killed["call"].startswith("ParallelError: rank 0: an all-reduce failed, rank 1 is gone")
