@@ -9,7 +9,7 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
-READ_AHEAD = 4  # list entries that attention kernels may read past a row's last; more than any of them does
+READ_AHEAD = 4  # tiles of entries that attention kernels may read past a row's last; more than any of them does
 LIMIT = 2**31  # numbers are int32
 COLUMNS = 2**16  # block columns are stored in 16 bits
 
@@ -17,7 +17,7 @@ COLUMNS = 2**16  # block columns are stored in 16 bits
 class Place(enum.IntEnum):
     """The fields of a block row of a head, int32 each, in the order in which they lie in memory."""
 
-    BEGIN = 0  # where its entries begin; they have room up to the next row's
+    BEGIN = 0  # where its tiles of entries begin; they have room up to the next row's
     PART = 1  # its partial blocks of the static mask: PART … PART_END - 1
     PART_END = 2
     FULL = 3  # its full blocks: FULL … FULL_END - 1
@@ -45,8 +45,8 @@ class Places(NamedTuple):
     room: int
 
 
-def places_of(mask: BlockSparseMask, problem: AttentionProblem) -> Places:
-    """The arrays of a mask, the upper bound of the problem's block map.
+def places_of(mask: BlockSparseMask, problem: AttentionProblem, together: int = 1) -> Places:
+    """The arrays of a mask, the upper bound of the problem's block map, for tiles of so many blocks together.
 
     Raises UnsupportedError where a number does not fit its bits.
     """
@@ -59,7 +59,7 @@ def places_of(mask: BlockSparseMask, problem: AttentionProblem) -> Places:
     places[:-1, Place.PART], places[:-1, Place.PART_END] = mask.part_row_ptr[listed], mask.part_row_ptr[listed + 1]
     places[:-1, Place.FULL], places[:-1, Place.FULL_END] = mask.full_row_ptr[listed], mask.full_row_ptr[listed + 1]
     lengths = mask.load_row_ptr[listed + 1] - mask.load_row_ptr[listed]
-    ends = np.cumsum(np.maximum(lengths, 1), dtype=np.int64)
+    ends = np.cumsum(np.maximum(-(-lengths // together), 1), dtype=np.int64)
     places[1:, Place.BEGIN] = ends
     places[-1, Place.BEGIN] += READ_AHEAD
     places[-1, Place.PART] = len(mask.part_col_idx)
@@ -69,7 +69,8 @@ def places_of(mask: BlockSparseMask, problem: AttentionProblem) -> Places:
     places[:-1, Place.HEAD] = head
     runs = _runs(mask)
     places[:-1, Place.FIRST] = runs[listed]
-    most = max(int(np.prod(map_shape, dtype=np.int64)), int(places.max()))
+    room = int(places[-1, Place.BEGIN]) * together
+    most = max(int(np.prod(map_shape, dtype=np.int64)), int(places.max()), room)
     if most >= LIMIT:
         raise UnsupportedError(f"a block map of shape {map_shape} needs lists of {most} numbers; indices are 32-bit")
     if mask.n_block_cols > COLUMNS:
@@ -78,9 +79,7 @@ def places_of(mask: BlockSparseMask, problem: AttentionProblem) -> Places:
     part_columns, full_columns = (
         x if len(x) else np.zeros(1, np.int32) for x in (mask.part_col_idx, mask.full_col_idx[: None if read else 0])
     )
-    return Places(
-        places.astype(np.int32), part_columns.astype(np.int32), full_columns.astype(np.uint16), int(places[-1, 0])
-    )
+    return Places(places.astype(np.int32), part_columns.astype(np.int32), full_columns.astype(np.uint16), room)
 
 
 def _runs(mask: BlockSparseMask) -> np.ndarray:

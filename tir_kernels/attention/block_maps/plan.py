@@ -35,6 +35,8 @@ class Reader(NamedTuple):
         How many CTAs run at once.
     workspace : callable
         Maps a number of slots to the arrays after the keep bits.
+    together : int
+        Blocks of a tile.  Items and counts are of tiles, which blocks that keep nothing fill (see `compaction`).
     """
 
     never_empty: bool
@@ -42,6 +44,7 @@ class Reader(NamedTuple):
     unused: int
     ctas: int
     workspace: Callable[[int], Sequence[np.ndarray]]
+    together: int = 1
 
     def limits(self, problem: AttentionProblem, rows: int, most: int, gpu: GPU) -> Limits:
         """The numbers for which items are ordered, of `rows` block rows a head of up to `most` blocks."""
@@ -53,7 +56,7 @@ class Reader(NamedTuple):
     def ordering(self, block_m: int, block_n: int, limits: Limits) -> Step:
         """The step that makes items of the lists that the steps before it wrote."""
         return Step(
-            order(block_m, block_n, limits, self.fields, self.unused),
+            order(block_m, block_n * self.together, limits, self.fields, self.unused),
             ("places", "counts", "entries"),
             {"items": ((limits.heads * limits.rows + limits.slots + 1, 8), "int32")},
         )
@@ -67,8 +70,9 @@ def block_map_plan(
     `keep_bits` is uint32 (rows, block_m / 16, 32, words), as the kernel reads it.  Raises UnsupportedError where lists
     are too long for 32-bit indices.
     """
-    most = int((mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]).max())
-    limits, static = reader.limits(problem, mask.n_block_rows, most, gpu), places_of(mask, problem)
+    most = -(-int((mask.load_row_ptr[1:] - mask.load_row_ptr[:-1]).max()) // reader.together)
+    limits = reader.limits(problem, mask.n_block_rows, most, gpu)
+    static = places_of(mask, problem, reader.together)
     rows = len(static.places) - 1
     constants = {
         "places": static.places,
@@ -77,7 +81,7 @@ def block_map_plan(
     }
     steps = {
         "compaction": Step(
-            compaction(problem, mask.block_n, reader.never_empty),
+            compaction(problem, mask.block_n, reader.never_empty, reader.together),
             ("block_map", *constants),
             {"entries": ((static.room, 2), "int32"), "counts": ((rows, 2), "int32")},
         ),

@@ -73,18 +73,25 @@ def fields_of(shares, first_key) -> dict[int, Any]:
     }
 
 
-def plan_shares(mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int, row_ptr: np.ndarray) -> Shares:
+def plan_shares(
+    mask: BlockSparseMask,
+    problem: AttentionProblem,
+    gpu: GPU,
+    ctas: int,
+    row_ptr: np.ndarray,
+    block_n: int | None = None,
+) -> Shares:
     """The block rows of all heads in the order of `start_order`, long ones split among `ctas` CTAs.
 
     `row_ptr`, int32 or int64 (block rows + 1,), says where each row's blocks begin in the lists that the kernel reads,
-    as `mask.load_row_ptr` does.
+    as `mask.load_row_ptr` does.  What is listed has `block_n` keys, by default those of the mask's blocks.
     """
     patterns = mask.head_map(problem.batch, problem.q_heads).reshape(-1, 1)
     block_row = mask.row_order.reshape(mask.n_patterns, -1)[patterns[:, 0]]  # (head, rank)
     row = patterns * mask.n_block_rows + block_row
     begin = row_ptr[row]
     length = row_ptr[row + 1] - begin
-    splits = split_counts(length, mask.block_n, ctas)
+    splits = split_counts(length, block_n or mask.block_n, ctas)
     head, rank = (x[start_order(problem, length.shape[1], gpu)] for x in np.divmod(np.arange(row.size), row.shape[1]))
 
     of = splits[head, rank]

@@ -28,8 +28,9 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
     Block c and item t, counted from 0 over all that the CTA takes, are in the stages of `rings`.
     """
     products = warpgroup_products(g)
+    blocks_of_word = g.config.together // g.keep_words  # 1, or 2: words have keep bits of 64 keys
     takes_turns = g.warpgroups > 1 and g.head_dim < MATRIX_BOUND
-    lane_bytes = g.keep_words * WORD_BYTES
+    lane_bytes = g.block_words * WORD_BYTES
 
     # Warpgroups start their products in turn.  So one's softmax runs beside the other's products; without turns both
     # would multiply and both exponentiate at the same time.
@@ -70,11 +71,20 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
     @T.inline
     def load_keep(keep, base, warp, lane, c):
         start = T.meta_var(base + g.keep_offset + rings.k.stage(c) * g.keep_bytes + (warp * 32 + lane) * lane_bytes)
-        if g.keep_words == 2:
+        if g.config.together == 1 and g.keep_words == 2:
             T.ptx["ld.shared.v2.b32"](keep[0], keep[1], address(start))
-        else:
+        elif g.config.together == 1:
             for i in T.unroll(g.keep_words):
                 T.ptx["ld.shared.b32"](keep[i], address(start + i * WORD_BYTES))
+        elif blocks_of_word == 1:
+            for i in T.unroll(g.keep_words):
+                T.ptx["ld.shared.b32"](keep[i], address(start + i * g.block_keep_bytes))
+        else:
+            halves = T.alloc_local([2], "uint32")
+            for i in T.unroll(g.keep_words):
+                for half in T.unroll(2):
+                    T.ptx["ld.shared.b32"](halves[half], address(start + (2 * i + half) * g.block_keep_bytes))
+                keep[i] = halves[0] | (halves[1] << T.uint32(16))
 
     @T.inline
     def exponentiate(s, state):

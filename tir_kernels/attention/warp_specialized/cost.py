@@ -38,5 +38,14 @@ def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: F
 def work_of(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> Work:
     """What a configuration does for a problem and a mask."""
     g = Geometry(problem, config)
-    work = Work.of(g, fine, gpu, g.grid_size(gpu))
+    work = in_tiles(Work.of(g, fine, gpu, g.grid_size(gpu)), config.together)
     return work._replace(factor=WIDE_FACTOR if (config.block_m, config.block_n) == (64, 128) else 1.0)
+
+
+def in_tiles(work: Work, together: int) -> Work:
+    """The same with `together` blocks as one: on average half of a row's last tile is blocks that were added."""
+    added = (together - 1) / 2
+    larger = {name: getattr(work, name) * together for name in ("elements", "products", "copies")}
+    return work._replace(
+        blocks=(work.blocks + added * work.ctas) / together, longest=(work.longest + added) / together, **larger
+    )

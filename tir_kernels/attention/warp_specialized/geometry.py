@@ -9,7 +9,7 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda.device import GPU, H200, WARP
 from tir_kernels.cuda.registers import MAX_TRADED, PRODUCER_THREADS, consumer_registers
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_ROWS, PANEL, PanelRows, PanelTile
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelRows, PanelTile
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # of one wgmma
@@ -33,20 +33,28 @@ def stored_dim(dim: int) -> int:
 
 @dataclass(frozen=True)
 class WarpSpecializedConfig:
-    """Tile sizes of one instance: a warpgroup for each 64 of block_m query rows, block_n keys at a time.
+    """Tile sizes of one instance: a warpgroup for each 64 of block_m query rows, `together` blocks of block_n keys.
 
-    `stages` tiles of K, and as many of V, are in shared memory at once.
+    A tile of keys holds `together` listed blocks, which need not be neighbours: narrow blocks are multiplied as fast as
+    wide ones.  `stages` tiles of K, and as many of V, are in shared memory at once.
     """
 
     block_m: int
     block_n: int
     stages: int
+    together: int = 1
     token_stride: ClassVar[int] = 1
+
+    @property
+    def tile_n(self) -> int:
+        """Keys of a tile."""
+        return self.block_n * self.together
 
     @property
     def label(self) -> str:
         """The configuration as reports show it: "128x128 2 warpgroups 2 stages"."""
-        return f"{self.block_m}x{self.block_n} {self.block_m // WARPGROUP_ROWS} warpgroups {self.stages} stages"
+        keys = str(self.block_n) if self.together == 1 else f"({self.together}*{self.block_n})"
+        return f"{self.block_m}x{keys} {self.block_m // WARPGROUP_ROWS} warpgroups {self.stages} stages"
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,11 @@ class Geometry(AttentionGeometry):
         """Threads of a CTA: those that compute, and a warpgroup of which one thread copies."""
         return self.threads + PRODUCER_THREADS
 
+    @property
+    def score_tiles(self) -> int:
+        """n8 tiles across a tile's keys."""
+        return self.config.tile_n // MMA_COLS
+
     # -- shared memory --------------------------------------------------------------------------------------------
 
     @cached_property
@@ -79,11 +92,11 @@ class Geometry(AttentionGeometry):
 
     @cached_property
     def k_tile(self) -> PanelTile:
-        return PanelTile(self.config.block_n, stored_dim(self.head_dim), self.threads)
+        return PanelTile(self.config.tile_n, stored_dim(self.head_dim), self.threads)
 
     @cached_property
     def v_tile(self) -> PanelTile:
-        return PanelTile(self.config.block_n, stored_dim(self.v_head_dim), self.threads)
+        return PanelTile(self.config.tile_n, stored_dim(self.v_head_dim), self.threads)
 
     @cached_property
     def out_tile(self) -> PanelRows:
@@ -96,9 +109,19 @@ class Geometry(AttentionGeometry):
         return self.config.block_m * max(self.q_tile.dim, self.out_tile.dim) * ELEMENT_BYTES
 
     @property
-    def keep_bytes(self) -> int:
+    def block_words(self) -> int:
+        """32-bit words that hold a lane's keep bits of one m16 tile of a listed block."""
+        return -(-self.config.block_n // (8 * MMA_COLS))
+
+    @property
+    def block_keep_bytes(self) -> int:
         """Bytes of the keep bits of a partial block."""
-        return self.config.block_m // MMA_ROWS * WARP * self.keep_words * WORD_BYTES
+        return self.config.block_m // MMA_ROWS * WARP * self.block_words * WORD_BYTES
+
+    @property
+    def keep_bytes(self) -> int:
+        """Bytes of the keep bits of a tile with partial blocks."""
+        return self.config.together * self.block_keep_bytes
 
     @cached_property
     def q_stages(self) -> int:

@@ -58,6 +58,7 @@ from tir_kernels.template import Operands
 NAME = "warp-specialized"
 TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = False
+TILE_N = 128  # keys of a tile of several blocks
 Config = WarpSpecializedConfig
 OUTPUT_BARRIER = 4  # number of the barrier among the threads of all warpgroups that compute
 FIRST_BARRIER = 1  # number of the barrier among the threads of the first warpgroup; 0 is the CTA's
@@ -83,8 +84,9 @@ def unsupported(problem: AttentionProblem, target: tvm.target.Target) -> str | N
     if problem.bias_shape is not None and math.prod(problem.bias_shape) >= 2**31:
         return f"bias of shape {problem.bias_shape} has 2^31 elements or more; indices are 32-bit"
     if not _legal(problem):
-        if not divides(problem.block_map, 64, 64):
-            return f"its blocks of 64x64 do not divide those of {problem.block_map}"
+        narrowest = min(config.block_n for config in _candidates(problem))
+        if not divides(problem.block_map, 64, narrowest):
+            return f"its blocks of 64x{narrowest} do not divide those of {problem.block_map}"
         return "no configuration fits the registers and the shared memory of a multiprocessor"
     return None
 
@@ -96,10 +98,20 @@ def configs(problem: AttentionProblem, target: tvm.target.Target) -> list[Config
 
 @functools.lru_cache(maxsize=64)
 def _legal(problem):
-    tiles = ((128, 128), (128, 64), (192, 128), (64, 128), (64, 64))
-    candidates = [Config(m, n, stages) for stages in (2, 3) for m, n in tiles]
-    able = [c for c in candidates if divides(problem.block_map, c.block_m, c.block_n)]
+    able = [c for c in _candidates(problem) if divides(problem.block_map, c.block_m, c.block_n)]
     return [c for c in able if Geometry(problem, c).ctas_per_multiprocessor]
+
+
+def _candidates(problem: AttentionProblem) -> list[Config]:
+    """Tiles of one block, and with a block map, whose blocks may be narrow, of several.
+
+    A bias, and the limit that a key count is, are looked up by a tile's first key: its blocks have to be neighbours.
+    """
+    tiles = ((128, 128), (128, 64), (192, 128), (64, 128), (64, 64))
+    found = [Config(m, n, stages) for stages in (2, 3) for m, n in tiles]
+    if problem.block_map is not None and problem.bias_shape is None and not problem.has_key_count:
+        found += [Config(m, n, 2, TILE_N // n) for m in (128, 64) for n in (64, 32)]
+    return found
 
 
 worth_measuring = all_of_them
@@ -128,7 +140,7 @@ def operands(
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     gpu = gpu_of(target)
     ctas = Geometry(problem, config).grid_size(gpu)
-    (items, *lists), workspace = warp_specialized_operands(mask, problem, gpu, ctas)
+    (items, *lists), workspace = warp_specialized_operands(mask, problem, gpu, ctas, config.together)
     # CTAs that each take one item count in vain: whatever the counter says, there is no other.
     unwritten = len(workspace[0]) == 1 and len(items) <= ctas
     items = items if problem.block_map is None else with_count(items)
@@ -147,12 +159,15 @@ def reader(problem: AttentionProblem, config: Config, target: tvm.target.Target)
         Item.SPLITS,
         Geometry(problem, config).grid_size(gpu_of(target)),
         lambda slots: warp_specialized_workspace(problem, config.block_m, slots),
+        config.together,
     )
 
 
 def plan(problem: AttentionProblem, config: Config, target: tvm.target.Target, mask: BlockSparseMask) -> Plan:
     """The functions that compute items and entries from a block map, as `block_map_plan` explains them."""
-    return block_map_plan(problem, mask, gpu_of(target), reader(problem, config, target), keep_bits_of(mask))
+    return block_map_plan(
+        problem, mask, gpu_of(target), reader(problem, config, target), keep_bits_of(mask, config.together)
+    )
 
 
 def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Target) -> tvm.tirx.PrimFunc:
@@ -257,7 +272,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         # operands.py describes these.  With a block map, the last row of items has their number.
         items = T.match_buffer(items_handle, (n_items, len(Item)), "int32", align=16)
         entries = T.match_buffer(entries_handle, (n_entries, 2), "int32", align=8)
-        keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.keep_words), "uint32", align=16)
+        keep_bits = T.match_buffer(keep_handle, (n_part, config.block_m // 16, 32, g.block_words), "uint32", align=16)
         partials = T.match_buffer(
             partials_handle, (n_slots, *partial_shape(problem, config.block_m)), "float32", align=16
         )
@@ -403,5 +418,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     optional |= {"key_count_handle": problem.has_key_count}
     optional |= {"prior_lse_handle": problem.continues, "lse_handle": problem.gives_lse}
     absent = [name for name, given in optional.items() if not given]
-    symbol = f"warp_specialized_attention_{config.block_m}x{config.block_n}x{config.stages}"
+    blocks = "" if config.together == 1 else f"{config.together}x"
+    symbol = f"warp_specialized_attention_{config.block_m}x{blocks}{config.block_n}x{config.stages}"
     return finished(kernel, symbol, absent, fills=True)

@@ -35,17 +35,20 @@ def strides(problem: AttentionProblem, operand: str) -> tuple[int, int, int]:
     return steps["b"], steps["h"], steps["s"]
 
 
-def tensor_map_fields(problem: AttentionProblem, operand: str, tile: PanelTile) -> tuple[int, ...]:
+def tensor_map_fields(
+    problem: AttentionProblem, operand: str, tile: PanelTile, rows: int | None = None
+) -> tuple[int, ...]:
     """Fields of the map of "q", "k" or "v", copied to panels of a tile: sizes, strides, box, modes.
 
-    A repeated batch entry or head is a dimension of size 1.
+    So many `rows` are copied at a time, all of the tile's by default.  A repeated batch entry or head is a dimension of
+    size 1.
     """
     batch, heads, tokens, dim = problem.logical_shape(operand)
     by_batch, by_head, by_token = strides(problem, operand)
     sizes = (dim, tokens, heads if by_head else 1, batch if by_batch else 1)
     unused = by_token or dim  # the distance of what there is only one of: any that a map may have
     distances = (by_token or dim, by_head or unused, by_batch or unused)
-    box, steps = (tile.panel, tile.rows, 1, 1), (1,) * RANK
+    box, steps = (tile.panel, rows or tile.rows, 1, 1), (1,) * RANK
     modes = (NO_INTERLEAVE, SWIZZLES[tile.pitch], PROMOTE_256B, ZERO_FILL)
     return (*sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes)
 
@@ -53,6 +56,7 @@ def tensor_map_fields(problem: AttentionProblem, operand: str, tile: PanelTile) 
 def tensor_maps(g: Geometry, q, k, v) -> list:
     """The maps of q, k and v, which the host encodes before each launch; call it while a kernel is parsed."""
     buffers, tiles = {"q": q, "k": k, "v": v}, {"q": g.q_tile, "k": g.k_tile, "v": g.v_tile}
+    rows = {"q": g.config.block_m, "k": g.config.block_n, "v": g.config.block_n}
     maps = {name: T.let[T.handle("tensormap")].as_var() for name in buffers}
     for name, tensor_map in maps.items():
         T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
@@ -60,7 +64,7 @@ def tensor_maps(g: Geometry, q, k, v) -> list:
         layout = getattr(g.problem.layouts, name)
         offset = layout.offset if isinstance(layout, View) else 0
         start = buffers[name].ptr_to([offset]) if offset else buffers[name].data
-        fields = tensor_map_fields(g.problem, name, tiles[name])
+        fields = tensor_map_fields(g.problem, name, tiles[name], rows[name])
         encode = "runtime.cuTensorMapEncodeTiled"
         T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, RANK, start, *fields))
     return list(maps.values())
@@ -68,7 +72,7 @@ def tensor_maps(g: Geometry, q, k, v) -> list:
 
 def producer_functions(g: Geometry, rings, ring):
     """`send_item` and `send_blocks` for each item, `send_end` after the last."""
-    problem, group = g.problem, g.problem.group
+    problem, group, together = g.problem, g.problem.group, g.config.together
     repeats = {name: [step == 0 for step in strides(problem, name)] for name in "qkv"}
 
     @T.inline
@@ -116,61 +120,75 @@ def producer_functions(g: Geometry, rings, ring):
         T.ptx["st.shared.b32"](item_field(base, t, Item.HEAD), T.int32(-1))
         T.ptx["mbarrier.arrive.shared::cta.b64"](rings.q.arrived(base, t), T.uint32(1))
 
+    # A tile's other entries lie beside its first in the L1 cache: there are no registers for all of them.
+    def field_of(entries, tile, i, field, first):
+        """A field of the i-th block of a tile; that of the first block is known."""
+        return first if together == 1 else entries[tile * together + i, field]
+
     @T.inline
-    def send_keys(base, k_map, keep_bits, key, part, head, batch, c):
+    def copy_blocks(shared: PanelTile, to, tensor_map, repeated, entries, tile, first_key, head, batch, arrived):
+        """Copy the blocks of a tile."""
+        for i in T.unroll(together):
+            start = T.meta_var(to + i * (g.config.block_n * shared.pitch))
+            key = T.meta_var(field_of(entries, tile, i, 0, first_key))
+            copy_tile(shared, start, tensor_map, repeated, key, head, batch, arrived)
+
+    @T.inline
+    def send_keep_bits(base, keep_bits, entries, tile, part, stage, arrived):
+        """Send those of a tile's blocks, of which the first has the row `part`."""
+        to = T.meta_var(base + g.keep_offset + stage * g.keep_bytes)
+        for i in T.unroll(together):
+            row = T.meta_var(field_of(entries, tile, i, 1, part))
+            T.ptx[COPY_LINE](
+                address(to + i * g.block_keep_bytes),
+                keep_bits.ptr_to([row, 0, 0, 0]),
+                T.uint32(g.block_keep_bytes),
+                arrived,
+            )
+
+    @T.inline
+    def send_keys(base, k_map, keep_bits, entries, tile, first_key, part, head, batch, c):
         ring.await_read(rings.k, base, c)
         arrived = rings.k.arrived(base, c)
         stage = rings.k.stage(c)
         if part >= 0:
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.k_tile.size + g.keep_bytes))
-            T.ptx[COPY_LINE](
-                address(base + g.keep_offset + stage * g.keep_bytes),
-                keep_bits.ptr_to([part, 0, 0, 0]),
-                T.uint32(g.keep_bytes),
-                arrived,
-            )
+            send_keep_bits(base, keep_bits, entries, tile, part, stage, arrived)
         else:
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.k_tile.size))
-        copy_tile(g.k_tile, base + g.k_offset + stage * g.k_tile.size, k_map, repeats["k"], key, head, batch, arrived)
+        to = T.meta_var(base + g.k_offset + stage * g.k_tile.size)
+        copy_blocks(g.k_tile, to, k_map, repeats["k"], entries, tile, first_key, head, batch, arrived)
 
     @T.inline
-    def send_values(base, v_map, key, head, batch, c):
+    def send_values(base, v_map, entries, tile, first_key, head, batch, c):
         ring.await_read(rings.v, base, c)
         arrived = rings.v.arrived(base, c)
         T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.v_tile.size))
-        copy_tile(
-            g.v_tile,
-            base + g.v_offset + rings.v.stage(c) * g.v_tile.size,
-            v_map,
-            repeats["v"],
-            key,
-            head,
-            batch,
-            arrived,
-        )
+        to = T.meta_var(base + g.v_offset + rings.v.stage(c) * g.v_tile.size)
+        copy_blocks(g.v_tile, to, v_map, repeats["v"], entries, tile, first_key, head, batch, arrived)
 
     @T.inline
     def send_blocks(base, k_map, v_map, entries, keep_bits, work, c):
-        """Send the item's blocks, the keys of a block before the values of the block before; c[0] counts blocks."""
+        """Send the item's tiles, the keys of a tile before the values of the tile before; c[0] counts tiles."""
         head = work[0] % problem.q_heads // group
         batch = work[0] // problem.q_heads
-        before = T.alloc_local([1], "int32")  # first key of the block before
-        entry = T.alloc_local([2], "int32")
+        before = T.alloc_local([1], "int32")  # the first key of the tile before
+        entry = T.alloc_local([2], "int32")  # the tile's first
         following = T.alloc_local([2], "int32")
         before[0] = -1
         for i in T.unroll(2):
-            following[i] = entries[work[1], i]
+            following[i] = entries[work[1] * together, i]
         while work[1] < work[2]:
             work[1] = work[1] + 1
             for i in T.unroll(2):
                 entry[i] = following[i]
-                following[i] = entries[work[1], i]  # before the waits
-            send_keys(base, k_map, keep_bits, entry[0], entry[1], head, batch, c[0])
+                following[i] = entries[work[1] * together, i]  # before the waits
+            send_keys(base, k_map, keep_bits, entries, work[1] - 1, entry[0], entry[1], head, batch, c[0])
             if before[0] >= 0:
-                send_values(base, v_map, before[0], head, batch, c[0] - 1)
+                send_values(base, v_map, entries, work[1] - 2, before[0], head, batch, c[0] - 1)
             before[0] = entry[0]
             c[0] = c[0] + 1
         if before[0] >= 0:
-            send_values(base, v_map, before[0], head, batch, c[0] - 1)
+            send_values(base, v_map, entries, work[1] - 1, before[0], head, batch, c[0] - 1)
 
     return SimpleNamespace(send_item=send_item, send_blocks=send_blocks, send_end=send_end)

@@ -45,8 +45,8 @@ class Case:
     shares: tuple = (0.4,)  # of the map that are kept, one after another
 
 
-def specialized_config(m, n, stages=2):
-    return WarpSpecializedConfig(m, n, stages)
+def specialized_config(m, n, stages=2, together=1):
+    return WarpSpecializedConfig(m, n, stages, together)
 
 
 CASES = {
@@ -65,6 +65,26 @@ CASES = {
         specialized,
         problem(64, 1500, BlockMap(1, 1, 64, 64), sink_dtype="float32"),
         specialized_config(64, 64),
+        "full",
+        (1.0, 0.5, 0.1),
+    ),
+    "specialized, two blocks of 64 together": Case(
+        specialized, problem(200, 330, BlockMap(1, 2, 64, 64)), specialized_config(64, 64, 2, 2), shares=(0.4, 0.0, 1.0)
+    ),
+    "specialized, four blocks of 32 together, causal, bfloat16": Case(
+        specialized,
+        problem(300, 300, BlockMap(2, 1, 128, 64), batch=2, dtype="bfloat16"),
+        specialized_config(64, 32, 2, 4),
+        "causal",
+        (0.5, 0.0, 1.0),
+    ),
+    "specialized, two blocks of 32 together, many": Case(
+        specialized, problem(70, 1500, BlockMap(1, 1, 128, 32)), specialized_config(128, 32, 2, 2), "full", (0.3,)
+    ),
+    "specialized, four blocks together, split rows": Case(
+        specialized,
+        problem(64, 2500, BlockMap(1, 1, 64, 32), heads=1),
+        specialized_config(64, 32, 2, 4),
         "full",
         (1.0, 0.5, 0.1),
     ),
@@ -157,10 +177,14 @@ def test_lists_and_items(name, monkeypatch, tmp_path):
         for number, (count, partial) in enumerate(counts):
             head, row = divmod(number, rows)
             at = of[head] * rows + row
-            listed = entries[places[number, 0] : places[number, 0] + count]
+            together = getattr(config, "together", 1)
             assert places[number, 0] + count <= places[number + 1, 0]
+            listed = entries[places[number, 0] * together : (places[number, 0] + count) * together]
             part = expected.part_col_idx[expected.part_row_ptr[at] : expected.part_row_ptr[at + 1]]
             full = expected.full_col_idx[expected.full_row_ptr[at] : expected.full_row_ptr[at + 1]]
+            if together > 1:
+                check_tiles(listed, partial, part, full, planned.mask, together)
+                continue
             if never_empty and not len(part) + len(full):
                 assert (count, partial) == (1, 1) and listed.tolist() == [[0, len(planned.mask.bitmap)]]
                 continue
@@ -170,6 +194,19 @@ def test_lists_and_items(name, monkeypatch, tmp_path):
             columns = planned.mask.part_col_idx[listed[:partial, 1]]
             assert columns.tolist() == part.tolist()
         check_items(case, planned, rows)
+
+
+def check_tiles(listed, partial, part, full, mask, together):
+    """A row's tiles: blocks behind all keys, partial blocks, full ones; tiles without partial ones have none listed."""
+    count, kept = len(part) + len(full), len(mask.bitmap)
+    added = max(-(-count // together), 1) * together - count
+    assert len(listed) == added + count and partial == -(-(added + len(part)) // together)
+    behind = mask.n_block_cols * mask.block_n
+    assert listed[:, 0].tolist() == [behind] * added + [*(part * mask.block_n), *(full * mask.block_n)]
+    assert (listed[:added, 1] == kept).all()
+    assert mask.part_col_idx[listed[added : added + len(part), 1]].tolist() == part.tolist()
+    beside = listed[added + len(part) : partial * together, 1]
+    assert (beside == kept + 1).all() and (listed[partial * together :, 1] == -1).all()
 
 
 def check_items(case, planned, rows):
@@ -219,7 +256,8 @@ def test_attention(name, monkeypatch, tmp_path):
         threads, ctas = geometry.cta_threads, geometry.grid_size(device.gpu_of(TARGET))
         tiles = {"q": geometry.q_tile, "k": geometry.k_tile, "v": geometry.v_tile}
         for x, tile in tiles.items():
-            arrays[f"{x}_map"] = tensor_map(arrays[x], 0, tensor_map_fields(p, x, tile))
+            fields = tensor_map_fields(p, x, tile, None if x == "q" else case.config.block_n)
+            arrays[f"{x}_map"] = tensor_map(arrays[x], 0, fields)
     else:
         geometry = BlockWiseGeometry(p, case.config)
         threads, ctas = geometry.threads, None
@@ -245,7 +283,7 @@ def test_attention(name, monkeypatch, tmp_path):
 
 def test_what_has_no_kernel_says_why():
     reason = specialized.unsupported(problem(64, 64, BlockMap(1, 1, 48, 64)), TARGET)
-    assert "64x64" in reason and "48" in reason
+    assert "64x32" in reason and "48" in reason
     assert block_wise.unsupported(problem(64, 64, BlockMap(1, 1, 48, 64)), TARGET) is None
     from tir_kernels.attention.block_maps.places import places_of
 

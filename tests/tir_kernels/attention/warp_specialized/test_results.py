@@ -32,8 +32,8 @@ def problem(q_len, kv_len=None, dim=64, v_dim=None, batch=1, heads=1, kv_heads=N
     return AttentionProblem(batch, heads, kv_heads or heads, q_len, kv_len or q_len, dim, v_dim or dim, dtype, **rest)
 
 
-def config(block_m, block_n, stages=2):
-    return WarpSpecializedConfig(block_m, block_n, stages)
+def config(block_m, block_n, stages=2, together=1):
+    return WarpSpecializedConfig(block_m, block_n, stages, together)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,17 @@ CASES = {
         problem(70, 900, dim=16, heads=2, key_counts=1, bias_shape=(1, 1, 70, 1), sink_dtype="float32"),
         config(64, 64, 3),
         split=True,
+    ),
+    "four blocks of 32 together": Case(problem(150, 300, dim=32, heads=2, kv_heads=1), config(64, 32, 2, 4)),
+    "two blocks of 64 together, bfloat16": Case(
+        problem(300, 520, dim=128, dtype="bfloat16"), config(128, 64, 2, 2), "empty rows"
+    ),
+    "two blocks of 32 together, causal, heads of 16": Case(
+        problem(200, dim=16, heads=2), config(64, 32, 3, 2), "causal"
+    ),
+    "three blocks of 64 together": Case(problem(70, 500, dim=64), config(64, 64, 2, 3), "diagonal"),
+    "four blocks together, split rows, continued, sink": Case(
+        problem(70, 1300, dim=16, continues=True, sink_dtype="float32"), config(64, 32, 2, 4), split=True
     ),
     "sink": Case(problem(130, 140, dim=48, heads=3, sink_dtype="float32"), config(64, 64), "empty rows"),
 }
@@ -159,7 +170,7 @@ class Emulated:
         for name, tile in tiles.items():
             layout = getattr(given.layouts, name)
             offset = layout.offset if isinstance(layout, View) else 0
-            fields = tensor_map_fields(given, name, tile)
+            fields = tensor_map_fields(given, name, tile, None if name == "q" else config.block_n)
             self.arrays[f"{name}_map"] = tensor_map(self.arrays[name], offset, fields)
         self.items, self.dtype = self.arrays["items"], dtype
         self.ctas = self.g.grid_size(device.gpu_of(TARGET))
