@@ -63,25 +63,32 @@ def compaction(problem: AttentionProblem, block_n: int, never_empty: bool, toget
             column = T.meta_var(first + i * WARP + lane)
             kept[i] = T.Select(T.And(column < end, kept[i] != 0), column, -1)
 
+    def ballot(condition):
+        return T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(condition, 1, 0))
+
     @T.inline
     def tally(count, kept):
-        """Count the lanes' blocks."""
+        """Count the lane's blocks."""
         for i in T.unroll(AT_ONCE):
-            found = T.meta_var(T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(kept[i] >= 0, 1, 0)))
-            count[0] = count[0] + T.cast(T.popcount(found), "int32")
+            count[0] = count[0] + T.Select(kept[i] >= 0, 1, 0)
 
     @T.inline
     def append(entries, count, kept, lane, begin, part):
         """List the lanes' blocks; part(i, place) is the row of the bitmap of block i, which is listed at a place."""
+        found = T.alloc_local([1], "uint32")
+        some = T.alloc_local([1], "int32")
+        some[0] = -1
         for i in T.unroll(AT_ONCE):
-            found = T.alloc_local([1], "uint32")
-            found[0] = T.cuda.ballot_sync(T.uint32(ALL_LANES), T.Select(kept[i] >= 0, 1, 0))
-            if kept[i] >= 0:
-                before = T.meta_var(found[0] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
-                place = T.meta_var(begin + count[0] + T.cast(T.popcount(before), "int32"))
-                entries[place, 0] = kept[i] * block_n
-                entries[place, 1] = part(i, place)
-            count[0] = count[0] + T.cast(T.popcount(found[0]), "int32")
+            some[0] = T.max(some[0], kept[i])
+        if ballot(some[0] >= 0) != T.uint32(0):  # of sparse maps most are looked at in vain
+            for i in T.unroll(AT_ONCE):
+                found[0] = ballot(kept[i] >= 0)
+                if kept[i] >= 0:
+                    before = T.meta_var(found[0] & ((T.uint32(1) << T.cast(lane, "uint32")) - T.uint32(1)))
+                    place = T.meta_var(begin + count[0] + T.cast(T.popcount(before), "int32"))
+                    entries[place, 0] = kept[i] * block_n
+                    entries[place, 1] = part(i, place)
+                count[0] = count[0] + T.cast(T.popcount(found[0]), "int32")
 
     @T.inline
     def look_at_full(kept, block_map, full_columns, step, place, lane):
@@ -105,6 +112,7 @@ def compaction(problem: AttentionProblem, block_n: int, never_empty: bool, toget
         for step in T.serial(T.truncdiv(n_columns + (AT_ONCE * WARP - 1), AT_ONCE * WARP)):
             look_at_full(kept, block_map, full_columns, step, place, lane)
             tally(count, kept)
+        count[0] = T.cuda.warp_sum(count[0])
 
     @T.jit(private=True)
     def kernel(
