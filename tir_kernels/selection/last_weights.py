@@ -32,8 +32,9 @@ def normalizers() -> tvm.tirx.PrimFunc:
     products : float32 (heads * rows, n)
         Of the last queries with all n keys; row r of a head sees the keys j <= n - rows + r.
     normalizer : float32 (heads * rows, 2)
-        (m, 1 / s) of each row: its weights are exp2(exponent - m) / s, `exponent` being log2(e) * scale * product.  They
-        are NaN in a row with NaN or infinity, also at a key that it does not see, and in one of nothing but -inf.
+        (m, 1 / s) of each row: its weights are exp2(exponent - m) / s, `exponent` being log2(e) * scale * product.  As
+        a softmax has it, all are NaN in a row with NaN or infinity, also at a key that it does not see, and in one of
+        nothing but -inf.
     rows : int32
         At least 1 and at most n.
     scale : float32
@@ -48,9 +49,7 @@ def normalizers() -> tvm.tirx.PrimFunc:
         largest[0] = both[0]
 
     @T.jit(private=True)
-    def kernel(
-        products_handle: T.handle, normalizer_handle: T.handle, rows: T.int32, scale: T.float32
-    ):
+    def kernel(products_handle: T.handle, normalizer_handle: T.handle, rows: T.int32, scale: T.float32):
         lines = T.int32()
         n = T.int32()
         products = T.match_buffer(products_handle, (lines, n), "float32")

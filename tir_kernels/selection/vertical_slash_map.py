@@ -213,4 +213,3 @@ def vertical_slash_map(block: tuple[int, int]) -> tvm.tirx.PrimFunc:
 def chosen(place, forced):
     """A position, or a negative number where it is none."""
     return T.Select(place >= 0, place + forced, -1)
-

@@ -1,7 +1,7 @@
 """Kernels of our own for rules, where PyTorch's operators take longer than the attention that they are for."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -47,8 +47,7 @@ def sums_of_last_on_gpu(products: torch.Tensor, scale: float) -> tuple[torch.Ten
 
 
 def vertical_slash_on_gpu(
-    columns: torch.Tensor,
-    distances: torch.Tensor,
+    places: Sequence[torch.Tensor],
     forced: tuple[int, int],
     rows: tuple[int, int],
     length: int,
@@ -56,16 +55,17 @@ def vertical_slash_on_gpu(
 ) -> torch.Tensor:
     """Bool (B, H, rows, key blocks): the blocks of these rows, first and end, that hold a chosen pair j <= i.
 
-    Columns j and distances i - j are int64 (B, H, any), each less how many of the first are `forced`: chosen, too.
+    The places are those of columns j and of distances i - j, int64 (B, H, any), each less how many of the first are
+    `forced`, which are chosen, too.  There must be a kernel that `takes` the block.
     """
-    batch, heads = columns.shape[:2]
+    batch, heads = places[0].shape[:2]
     kept = torch.empty(
-        batch, heads, rows[1] - rows[0], -(-length // block[1]), dtype=torch.bool, device=columns.device
+        batch, heads, rows[1] - rows[0], -(-length // block[1]), dtype=torch.bool, device=places[0].device
     )
     if kept.numel():
-        places = (_at_least_one(x).flatten(0, 1).contiguous() for x in (columns, distances))
+        given = (_at_least_one(x).flatten(0, 1).contiguous() for x in places)
         made = _kernel(kept.device, vertical_slash_map, block)
-        made(*places, kept.view(-1, *kept.shape[2:]), *(min(n, length) for n in forced), rows[0], length)
+        made(*given, kept.view(-1, *kept.shape[2:]), *(min(n, length) for n in forced), rows[0], length)
     return kept
 
 

@@ -66,7 +66,7 @@ class _VerticalSlash:
         forced = self.sinks, self.window
         places = [_heaviest(x, n, least) for x, n, least in zip(sums, (self.vertical, self.slash), forced)]
         if is_on_gpu(places[0]) and takes(self.block):
-            return lambda first, end: vertical_slash_on_gpu(*places, forced, (first, end), length, self.block)
+            return lambda first, end: vertical_slash_on_gpu(places, forced, (first, end), length, self.block)
         columns, distances = (_before(_chosen(x, least, length)) for x, least in zip(places, forced))
         of_columns = _blocks_of_columns(columns, length, self.block)
         of_distances = _blocks_of_distances(distances, length, self.block)

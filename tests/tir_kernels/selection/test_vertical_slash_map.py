@@ -80,9 +80,7 @@ def test_sections_and_tiles(mapped, block, length):
     whole = mapped(columns, distances, 3, 20, 0, rows, length, block)
     assert whole.max() == 1
     for first, end in ((0, 1), (rows // 3, rows // 2), (rows - 3, rows)):
-        np.testing.assert_array_equal(
-            mapped(columns, distances, 3, 20, first, end, length, block), whole[:, first:end]
-        )
+        np.testing.assert_array_equal(mapped(columns, distances, 3, 20, first, end, length, block), whole[:, first:end])
     if length < 9000:
         own = [np.r_[np.arange(f), x[1][x[1] >= 0] + f] for x, f in ((columns, 3), (distances, 20))]
         np.testing.assert_array_equal(whole[1], expected(*own, length, block))
