@@ -22,7 +22,7 @@ AT_ONCE = 8  # products of a thread whose loads are under way together
 KEYS = 2  # of a thread of the second kernel, and as many distances
 ROWS_AT_ONCE = 4
 LEAST = -3.4028234663852886e38  # of float32: exp2(-inf - LEAST) is 0, where exp2(-inf - -inf) is NaN
-INFINITY, MINUS_INFINITY = 0x7F800000, 0xFF800000  # their bits
+MINUS_INFINITY = 0xFF800000  # its bits
 
 
 @functools.cache
@@ -42,7 +42,7 @@ def normalizers() -> tvm.tirx.PrimFunc:
 
     @T.inline
     def merge(largest, total, other_largest, other_total):
-        """Of two parts of a row both: its largest exponent, and the sum of exp2(exponent - largest)."""
+        """Joins another part of a row: the largest exponent of both, and their sum of exp2(exponent - largest)."""
         both = T.alloc_local([1], "float32")
         both[0] = T.max(largest[0], other_largest)
         total[0] = total[0] * T.exp2(largest[0] - both[0]) + other_total * T.exp2(other_largest - both[0])
