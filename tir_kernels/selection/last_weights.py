@@ -48,6 +48,23 @@ def normalizers() -> tvm.tirx.PrimFunc:
         total[0] = total[0] * T.exp2(largest[0] - both[0]) + other_total * T.exp2(other_largest - both[0])
         largest[0] = both[0]
 
+    @T.inline
+    def add(all_seen, largest, total, products, line, first, last, n, scale):
+        """Joins keys `first`, THREADS on and so forth; past the end, the last product is read again, and not seen."""
+        product = T.alloc_local([AT_ONCE], "float32")
+        both = T.alloc_local([1], "float32")
+        both[0] = largest[0]
+        for i in T.unroll(AT_ONCE):
+            product[i] = products[line, at_most(all_seen, first + i * THREADS, n - 1)]
+        for i in T.unroll(AT_ONCE):
+            is_seen = T.meta_var(first + i * THREADS <= last)
+            both[0] = T.max(both[0], exponent(product[i], scale, T.float32(0), all_seen, is_seen))
+        total[0] = total[0] * T.exp2(largest[0] - both[0])
+        largest[0] = both[0]
+        for i in T.unroll(AT_ONCE):
+            is_seen = T.meta_var(first + i * THREADS <= last)
+            total[0] = total[0] + T.exp2(exponent(product[i], scale, largest[0], all_seen, is_seen))
+
     @T.jit(private=True)
     def kernel(products_handle: T.handle, normalizer_handle: T.handle, rows: T.int32, scale: T.float32):
         lines = T.int32()
@@ -59,28 +76,19 @@ def normalizers() -> tvm.tirx.PrimFunc:
         line = T.cta_id([lines])
         thread = T.thread_id([THREADS])
         parts = T.alloc_buffer((2 * WARPS,), "float32", scope="shared")
-        exponent = T.alloc_local([AT_ONCE], "float32")
         largest = T.alloc_local([1], "float32")
         total = T.alloc_local([1], "float32")
-        of_step = T.alloc_local([1], "float32")
         other = T.alloc_local([2], "float32")
-        last = T.meta_var(n - rows + T.truncmod(line, rows))  # the last key that the row sees
+        last = T.alloc_local([1], "int32")  # key that the row sees
+        last[0] = n - rows + T.truncmod(line, rows)
         largest[0] = T.float32(LEAST)
         total[0] = T.float32(0)
         for step in T.serial(T.truncdiv(n + (AT_ONCE * THREADS - 1), AT_ONCE * THREADS)):
-            first = T.meta_var(step * (AT_ONCE * THREADS) + thread)
-            # Loads without branches: past the end, the last product is read again.
-            for i in T.unroll(AT_ONCE):
-                exponent[i] = products[T.cast(line, "int64"), T.min(first + i * THREADS, n - 1)]
-            for i in T.unroll(AT_ONCE):
-                exponent[i] = exponent_of(exponent[i], scale, first + i * THREADS <= last)
-            of_step[0] = largest[0]
-            for i in T.unroll(AT_ONCE):
-                of_step[0] = T.max(of_step[0], exponent[i])
-            total[0] = total[0] * T.exp2(largest[0] - of_step[0])
-            largest[0] = of_step[0]
-            for i in T.unroll(AT_ONCE):
-                total[0] = total[0] + T.exp2(exponent[i] - largest[0])
+            first = T.meta_var(step * (AT_ONCE * THREADS))
+            if first + AT_ONCE * THREADS <= last[0] + 1:
+                add(True, largest, total, products, T.cast(line, "int64"), first + thread, last[0], n, scale)
+            else:
+                add(False, largest, total, products, T.cast(line, "int64"), first + thread, last[0], n, scale)
         for bit in T.unroll(5):
             other[0] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), largest[0], 1 << bit, WARP, WARP)
             other[1] = T.tvm_warp_shuffle_xor(T.uint32(ALL_LANES), total[0], 1 << bit, WARP, WARP)
@@ -110,8 +118,37 @@ def sums() -> tvm.tirx.PrimFunc:
         The same for each distance from 0 on between a row's place, n - rows + r, and a key before it.
     """
 
-    def weight(exponent, of_row, r):
-        return T.exp2(exponent - of_row[2 * r]) * of_row[2 * r + 1]
+    @T.inline
+    def add(all_seen, key_sums, distance_sums, products, normalizer, head, first_row, first, rows, n, scale):
+        """Joins the weights of ROWS_AT_ONCE rows; past an end the last row or product is read again, and not summed."""
+        straight = T.alloc_local([KEYS * ROWS_AT_ONCE], "float32")
+        skewed = T.alloc_local([KEYS * ROWS_AT_ONCE], "float32")
+        of_row = T.alloc_local([2 * ROWS_AT_ONCE], "float32")
+        for r in T.unroll(ROWS_AT_ONCE):
+            row = T.meta_var(at_most(all_seen, first_row + r, rows - 1))
+            line = T.meta_var(T.cast(head * rows + row, "int64"))
+            of_row[2 * r] = normalizer[line, 0]
+            of_row[2 * r + 1] = normalizer[line, 1]
+            for i in T.unroll(KEYS):
+                key = T.meta_var(at_most(all_seen, first + i * THREADS, n - 1))
+                straight[KEYS * r + i] = products[line, key]
+                # Row r has distance d at key n - rows + r - d.  Here that is n - 1 - d, of row 0 earlier: the keys of
+                # other rows follow one another, and are mostly those that the thread's neighbours sum by key.
+                place = T.meta_var(key - (rows - 1) + row)
+                skewed[KEYS * r + i] = products[line, place if all_seen else T.max(place, 0)]
+        for r in T.unroll(ROWS_AT_ONCE):
+            row = T.meta_var(first_row + r)
+            for i in T.unroll(KEYS):
+                key = T.meta_var(first + i * THREADS)
+                is_seen = T.meta_var(key <= n - rows + row)
+                has_distance = T.meta_var(key - (rows - 1) + row >= 0)
+                of_key = T.meta_var(exponent(straight[KEYS * r + i], scale, of_row[2 * r], all_seen, is_seen))
+                of_distance = T.meta_var(exponent(skewed[KEYS * r + i], scale, of_row[2 * r], True, True))
+                share = T.meta_var(of_row[2 * r + 1])
+                key_sums[i] = key_sums[i] + only(all_seen, row < rows, T.exp2(of_key) * share)
+                distance_sums[i] = distance_sums[i] + only(
+                    all_seen, T.And(row < rows, has_distance), T.exp2(of_distance) * share
+                )
 
     @T.jit(private=True)
     def kernel(
@@ -135,46 +172,21 @@ def sums() -> tvm.tirx.PrimFunc:
         thread = T.thread_id([THREADS])
         head = T.alloc_local([1], "int32")
         first = T.alloc_local([1], "int32")
-        straight = T.alloc_local([KEYS * ROWS_AT_ONCE], "float32")
-        skewed = T.alloc_local([KEYS * ROWS_AT_ONCE], "float32")
-        of_row = T.alloc_local([2 * ROWS_AT_ONCE], "float32")
         key_sums = T.alloc_local([KEYS], "float32")
         distance_sums = T.alloc_local([KEYS], "float32")
         head[0] = T.truncmod(cta, heads)
         first[0] = T.truncdiv(cta, heads) * (KEYS * THREADS) + thread
+        begin = T.meta_var(first[0] - thread)
+        is_inner = T.meta_var(T.And(begin >= rows - 1, begin + KEYS * THREADS <= n - rows + 1))
         for i in T.unroll(KEYS):
             key_sums[i] = T.float32(0)
             distance_sums[i] = T.float32(0)
         for step in T.serial(T.truncdiv(rows + (ROWS_AT_ONCE - 1), ROWS_AT_ONCE)):
-            # Loads without branches, so that they are under way together: past an end the last is read again.
-            for r in T.unroll(ROWS_AT_ONCE):
-                row = T.meta_var(T.min(step * ROWS_AT_ONCE + r, rows - 1))
-                line = T.meta_var(T.cast(head[0] * rows + row, "int64"))
-                of_row[2 * r] = normalizer[line, 0]
-                of_row[2 * r + 1] = normalizer[line, 1]
-                for i in T.unroll(KEYS):
-                    key = T.meta_var(T.min(first[0] + i * THREADS, n - 1))
-                    straight[KEYS * r + i] = products[line, key]
-                    # Row r has distance d at key n - rows + r - d.  Here that is n - 1 - d, of row 0 earlier: the keys
-                    # of other rows follow one another, and are mostly those that the thread's neighbours sum by key.
-                    skewed[KEYS * r + i] = products[line, T.max(key - (rows - 1) + row, 0)]
-            for r in T.unroll(ROWS_AT_ONCE):
-                row = T.meta_var(step * ROWS_AT_ONCE + r)
-                for i in T.unroll(KEYS):
-                    key = T.meta_var(first[0] + i * THREADS)
-                    at = T.meta_var(KEYS * r + i)
-                    straight[at] = exponent_of(straight[at], scale, key <= n - rows + row)
-                    skewed[at] = exponent_of(skewed[at], scale, key - (rows - 1) + row >= 0)
-            for r in T.unroll(ROWS_AT_ONCE):
-                row = T.meta_var(step * ROWS_AT_ONCE + r)
-                for i in T.unroll(KEYS):
-                    key = T.meta_var(first[0] + i * THREADS)
-                    at = T.meta_var(KEYS * r + i)
-                    has_distance = T.meta_var(key - (rows - 1) + row >= 0)
-                    key_sums[i] = key_sums[i] + T.Select(row < rows, weight(straight[at], of_row, r), T.float32(0))
-                    distance_sums[i] = distance_sums[i] + T.Select(
-                        T.And(row < rows, has_distance), weight(skewed[at], of_row, r), T.float32(0)
-                    )
+            row = T.meta_var(step * ROWS_AT_ONCE)
+            if T.And(is_inner, row + ROWS_AT_ONCE <= rows):
+                add(True, key_sums, distance_sums, products, normalizer, head[0], row, first[0], rows, n, scale)
+            else:
+                add(False, key_sums, distance_sums, products, normalizer, head[0], row, first[0], rows, n, scale)
         for i in T.unroll(KEYS):
             if first[0] + i * THREADS < n:
                 by_key[head[0], first[0] + i * THREADS] = key_sums[i]
@@ -183,7 +195,21 @@ def sums() -> tvm.tirx.PrimFunc:
     return finished(kernel, "sums_of_last", [])
 
 
-def exponent_of(product, scale, seen):
-    """The exponent of 2 of a product's weight, -inf where the row doesn't see the key, NaN wherever there is NaN."""
+def exponent(product, scale, offset, all_seen, is_seen):
+    """The exponent of 2 of a product's weight, less `offset`; -inf where a key isn't seen, and NaN wherever there is.
+
+    Product and difference are one FMA in both kernels, so that a rounded offset cancels.
+    """
+    found = product * (scale * T.float32(math.log2(math.e))) - offset
     unseen = T.reinterpret("float32", T.uint32(MINUS_INFINITY))
-    return product * (scale * T.float32(math.log2(math.e))) + T.Select(seen, T.float32(0), unseen)
+    return found if all_seen else found + T.Select(is_seen, T.float32(0), unseen)
+
+
+def at_most(is_less, x, most):
+    """x, which may be known to be less, or `most`."""
+    return x if is_less else T.min(x, most)
+
+
+def only(always, condition, x):
+    """x where a condition holds, which may be known to, else 0."""
+    return x if always else T.Select(condition, x, T.float32(0))
