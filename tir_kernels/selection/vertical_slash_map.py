@@ -69,6 +69,9 @@ def vertical_slash_map(block: tuple[int, int]) -> tvm.tirx.PrimFunc:
     down, across = height // step, width // step
     tile_rows, tile_columns = tile_of(block)
     words = tile_columns // WORD
+    # A thread's rows are multiples of WORD apart: in all of them a word of memory begins at the same column.
+    rows_at_once = THREADS // words
+    row_step = max(rows_at_once, WORD)
     # Diagonals whose numbers leave one rest modulo `across` lie side by side, as the blocks of one row want them.
     pitch = -(-(tile_columns + 4 * WORD + (tile_rows - 1) * down // across) // WORD) * WORD
     whole_at = across * pitch  # marks of columns, of the last row of blocks, and of each row's last block
@@ -170,42 +173,50 @@ def vertical_slash_map(block: tuple[int, int]) -> tvm.tirx.PrimFunc:
         T.cuda.cta_sync()
         begin = T.alloc_local([1], "int64")  # of a row in memory
         at = T.alloc_local([1], "int32")  # its word's first column in the tile
-        own = T.alloc_local([1], "int32")  # the row
         left = T.alloc_local([1], "int32")  # how far the block in which it ends lies to the right of the word's first
+        column_marks = T.alloc_local([1], "uint32")
         word = T.alloc_local([1], "uint32")
-        for i in T.serial(-(-tile_rows * words // THREADS)):
-            in_tile = T.meta_var(i * (THREADS // words) + thread // words)
-            own[0] = row[0] + in_tile
-            if T.And(in_tile < tile_rows, own[0] - first < map_rows):
-                begin[0] = T.cast(head[0] * map_rows + (own[0] - first), "int64") * T.cast(map_columns, "int64")
-                at[0] = thread % words * WORD - T.cast(T.bitwise_and(begin[0], T.int64(WORD - 1)), "int32")
-                if column[0] + at[0] < map_columns:
-                    diagonal = T.meta_var(own[0] * down)
-                    place = T.meta_var(place_of_0[0] + column[0] - T.truncdiv(diagonal, across) + at[0])
-                    if own[0] < n_rows - 1:
-                        word[0] = four(flags, T.truncmod(diagonal, across) * pitch + place)
-                    else:
-                        word[0] = four(flags, end_at + at[0] + WORD)
-                    last = T.meta_var(T.min((own[0] + 1) * height, length) - 1)
-                    left[0] = T.truncdiv(last, width) - (column[0] + at[0])
-                    if left[0] >= WORD:
-                        word[0] = word[0] | four(flags, whole_at + at[0] + WORD)
-                    else:
+        for part in T.unroll(row_step // rows_at_once):
+            own = T.meta_var(part * rows_at_once + thread // words)  # the thread's first row, in the tile
+            begin[0] = T.cast(head[0] * map_rows + (row[0] - first + own), "int64") * T.cast(map_columns, "int64")
+            at[0] = thread % words * WORD - T.cast(T.bitwise_and(begin[0], T.int64(WORD - 1)), "int32")
+            if column[0] + at[0] < map_columns:
+                column_marks[0] = four(flags, whole_at + at[0] + WORD)
+                for i in T.serial(-(-tile_rows // row_step)):
+                    in_tile = T.meta_var(i * row_step + own)
+                    block_row = T.meta_var(row[0] + in_tile)
+                    if T.And(in_tile < tile_rows, block_row - first < map_rows):
+                        last = T.meta_var(T.min((block_row + 1) * height, length) - 1)
+                        left[0] = T.truncdiv(last, width) - (column[0] + at[0])
+                        word[0] = T.uint32(0)
                         if left[0] >= 0:
-                            bits = T.meta_var(T.cast(8 * left[0], "uint32"))
-                            before = T.meta_var(T.shift_left(T.uint32(1), bits) - T.uint32(1))
-                            word[0] = word[0] | (four(flags, whole_at + at[0] + WORD) & before)
-                            word[0] = word[0] | T.shift_left(T.cast(marks[cut_at + in_tile], "uint32"), bits)
-                    start = T.meta_var(begin[0] + T.cast(column[0] + at[0], "int64"))
-                    if T.And(column[0] + at[0] >= 0, column[0] + at[0] <= map_columns - WORD):
-                        kept_words[T.shift_right(start, T.int64(2))] = word[0]
-                    else:
-                        # The row's first and last word, of which another row has a part.
-                        for b in T.unroll(WORD):
-                            if T.And(column[0] + at[0] + b >= 0, column[0] + at[0] + b < map_columns):
-                                kept_bytes[start + T.int64(b)] = T.cast(
-                                    T.shift_right(word[0], T.uint32(8 * b)) & T.uint32(255), "uint8"
-                                )
+                            diagonal = T.meta_var(block_row * down)
+                            place = T.meta_var(place_of_0[0] + column[0] - T.truncdiv(diagonal, across) + at[0])
+                            if block_row < n_rows - 1:
+                                word[0] = four(flags, T.truncmod(diagonal, across) * pitch + place)
+                            else:
+                                word[0] = four(flags, end_at + at[0] + WORD)
+                            if left[0] >= WORD:
+                                word[0] = word[0] | column_marks[0]
+                            else:
+                                bits = T.meta_var(T.cast(8 * left[0], "uint32"))
+                                before = T.meta_var(T.shift_left(T.uint32(1), bits) - T.uint32(1))
+                                word[0] = word[0] | (column_marks[0] & before)
+                                word[0] = word[0] | T.shift_left(T.cast(marks[cut_at + in_tile], "uint32"), bits)
+                        start = T.meta_var(
+                            begin[0]
+                            + T.cast(i * row_step, "int64") * T.cast(map_columns, "int64")
+                            + T.cast(column[0] + at[0], "int64")
+                        )
+                        if T.And(column[0] + at[0] >= 0, column[0] + at[0] <= map_columns - WORD):
+                            kept_words[T.shift_right(start, T.int64(2))] = word[0]
+                        else:
+                            # The row's first and last word, of which another row has a part.
+                            for b in T.unroll(WORD):
+                                if T.And(column[0] + at[0] + b >= 0, column[0] + at[0] + b < map_columns):
+                                    kept_bytes[start + T.int64(b)] = T.cast(
+                                        T.shift_right(word[0], T.uint32(8 * b)) & T.uint32(255), "uint8"
+                                    )
 
     return finished(kernel, "vertical_slash_map", [])
 
