@@ -18,6 +18,8 @@ from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.selection.largest import largest
+from tir_kernels.selection.last_weights import normalizers, sums
+from tir_kernels.selection.vertical_slash_map import vertical_slash_map
 from tir_kernels.target import parse_target
 
 HOPPER = parse_target("cuda -arch=sm_90a")
@@ -51,6 +53,7 @@ def block_map_cases() -> list[Case | StepCase]:
     # A thread of the kernel that orders rows holds 1, 12 and more than it can hold.
     for template, side, length in ((specialized, 128, 2048), (block_wise_cuda, 64, 24576), (specialized, 64, 65536)):
         cases += _steps(template, problem(side, length))
+    cases += _positions(problem())
     given = replace(problem(length=4096), block_map=EVERY_BLOCK)
     cases.append(StepCase(Step("documents' tokens", tokens()), given, block_wise_cuda.configs(given, HOPPER)[0], None))
     for template in (specialized, block_wise_cuda):
@@ -65,6 +68,15 @@ def _steps(template, given: AttentionProblem) -> list[StepCase]:
     functions = {name: step.function for name, step in plan.steps.items()} | {"largest": largest()}
     arch = Case(given, config, "full").arch
     return [StepCase(Step(f"block map {name}", function), given, config, arch) for name, function in functions.items()]
+
+
+def _positions(given: AttentionProblem) -> list[StepCase]:
+    """What finds vertical and slash positions and makes a map of them, for blocks of several shapes."""
+    functions = {"normalizers of last": normalizers(), "sums of last": sums()}
+    for block in ((128, 128), (128, 32), (64, 128), (16, 32), (48, 32)):
+        functions[f"vertical and slash {block}"] = vertical_slash_map(block)
+    config = specialized.configs(given, HOPPER)[0]
+    return [StepCase(Step(name, function), given, config, None) for name, function in functions.items()]
 
 
 def _document_steps(template, given: AttentionProblem) -> list[StepCase]:

@@ -1,11 +1,13 @@
 """Rules on a GPU: attention under what they find, against float32; captured once and replayed with other inputs."""
 
 import math
+from importlib import import_module
 
 import pytest
 import torch
 
 from stof_tvm import masks, sparse_attention
+from stof_tvm.masks.runtime import last_queries
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.masks.runtime.selection import largest
 
@@ -28,6 +30,7 @@ RULES = {
     "narrow blocks, causal": runtime.top_blocks(5, block=(64, 32), causal=True),
     "vertical_slash, narrow": runtime.vertical_slash(20, 30, sinks=4, window=20, block=(128, 32)),
     "vertical_slash, halves": runtime.vertical_slash(20, 30, sinks=4, window=20, block=(128, 64)),
+    "vertical_slash, tall": runtime.vertical_slash(40, 200, sinks=30, window=100, block=(128, 32)),
     "xattention": runtime.xattention(stride=16, mass=0.7, block=128),
     "own": runtime.rule(every_third, block=128),
     "own, within a window": runtime.rule(every_third, block=128) & masks.sliding_window(100),
@@ -85,6 +88,41 @@ def test_the_largest(n):
         order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[:, :k]
         expected = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, True) & (scores != -torch.inf)
         assert torch.equal(largest(scores, k), expected)
+
+
+@pytest.mark.parametrize("length, last", [(700, 64), (20000, 64), (131072, 64), (129, 129), (5001, 1), (4096, 100)])
+def test_the_last_queries_weights(length, last):
+    """Against PyTorch in float64, a head at a time; NaN in a head that has it, and in no other."""
+    q, k, _ = tensors((1, 8, 2, length, 64), torch.bfloat16)
+    k[:, 1, length // 2] = torch.nan
+    found = last_queries.sums_of_last(q, k, last)
+    again = last_queries.sums_of_last(q, k, last)
+    assert all(torch.equal(x[:, :4], y[:, :4]) for x, y in zip(found, again))
+    assert all(bool(x[:, 4:].isnan().any(-1).all()) for x in found)
+    place = torch.arange(length - last, length, device="cuda")[:, None]
+    distance = place - torch.arange(length, device="cuda")
+    for head in range(4):
+        scores = (q[0, head, -last:].double() @ k[0, 0].double().T) / 8
+        weights = scores.masked_fill(distance < 0, -torch.inf).softmax(-1)
+        torch.testing.assert_close(found[0][0, head].double(), weights.sum(0), rtol=1e-4, atol=1e-7)
+        by_distance = torch.zeros(length, dtype=torch.float64, device="cuda")
+        by_distance.index_add_(0, distance.clamp(min=0).flatten(), weights.flatten())
+        torch.testing.assert_close(found[1][0, head].double(), by_distance, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("block", [128, (128, 32), (64, 128), (16, 32), (48, 32), (16, 8192)])
+@pytest.mark.parametrize("length", [128, 700, 8192, 20011])
+def test_the_map_of_vertical_and_slash_positions_is_that_of_operators(length, block, monkeypatch):
+    q, k, _ = tensors((2, 8, 2, length, 64), torch.bfloat16)
+    for counts in ((40, 300), (0, 0), (3000, 6000)):
+        rule = runtime.vertical_slash(*counts, block=block)
+        found, some = rule.block_map(q, k), rule.maps_of_rows(q, k)
+        rows = found.shape[2]
+        assert all(torch.equal(some(at, rows), found[:, :, at:]) for at in {0, rows // 2, rows - 1})
+        with monkeypatch.context() as changed:
+            # By the name in its package the rule is found, not its module.
+            changed.setattr(import_module("stof_tvm.masks.runtime.vertical_slash"), "takes", lambda block: False)
+            assert torch.equal(rule.block_map(q, k), found)
 
 
 def test_float32():

@@ -4,6 +4,7 @@ import torch
 from torch.nn.functional import pad
 
 from stof_tvm.masks.quality.weights import default_scale, grouped_product, is_on_gpu
+from stof_tvm.masks.runtime.on_gpu import sums_of_last_on_gpu
 from tir_kernels.errors import MaskError
 
 HELD = 1 << 26  # scores of the heads that share keys; where there are more, a part of the keys is taken at a time
@@ -21,13 +22,10 @@ def sums_of_last(q: torch.Tensor, k: torch.Tensor, last: int) -> tuple[torch.Ten
     queries = q[:, :, -last:]
     if type(q) is torch.Tensor and last * q.shape[1] // k.shape[1] * k.shape[2] > HELD:
         return _sums_in_parts(queries, k, max(last, HELD // (8 * q.shape[0] * q.shape[1] * last)))
+    if is_on_gpu(queries):
+        return sums_of_last_on_gpu(grouped_product(queries, k.transpose(-1, -2)), default_scale(queries))
     weights = _scores(queries, k, 0).softmax(-1)
-    if not is_on_gpu(weights):
-        return weights.sum(2), _diagonals(weights).flip(-1)
-    # Diagonals that all rows have need no copy; the others are in the corner of the first keys.
-    inner = _whole_diagonals(weights)
-    corner = _diagonals(weights[..., : last - 1])[..., : last - 1] if last > 1 else inner[..., :0]
-    return weights.sum(2), torch.cat([corner, inner], -1).flip(-1)
+    return weights.sum(2), _diagonals(weights).flip(-1)
 
 
 def _scores(queries: torch.Tensor, k: torch.Tensor, first: int, length: int | None = None) -> torch.Tensor:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.quality.weights import is_on_gpu
 from stof_tvm.masks.runtime.last_queries import check_prompt, sums_of_last
+from stof_tvm.masks.runtime.on_gpu import vertical_slash_on_gpu
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.windows import causal as causal_mask
+from tir_kernels.selection.vertical_slash_map import takes
 
 
 def vertical_slash(vertical: int, slash: int, last: int = 64, sinks: int = 30, window: int = 100, block=64) -> Rule:
@@ -59,20 +62,31 @@ class _VerticalSlash:
 
     def in_rows(self, q: torch.Tensor, k: torch.Tensor) -> Callable[[int, int], torch.Tensor]:
         length = check_prompt("vertical_slash", q, k)
-        by_key, by_distance = sums_of_last(q, k, min(self.last, length))
-        columns = _before(_chosen(by_key, max(self.vertical, self.sinks), self.sinks))
-        distances = _before(_chosen(by_distance, max(self.slash, self.window), self.window))
+        sums = sums_of_last(q, k, min(self.last, length))
+        forced = self.sinks, self.window
+        places = [_heaviest(x, n, least) for x, n, least in zip(sums, (self.vertical, self.slash), forced)]
+        if is_on_gpu(places[0]) and takes(self.block):
+            return lambda first, end: vertical_slash_on_gpu(places, forced, (first, end), length, self.block)
+        columns, distances = (_before(_chosen(x, least, length)) for x, least in zip(places, forced))
         of_columns = _blocks_of_columns(columns, length, self.block)
         of_distances = _blocks_of_distances(distances, length, self.block)
         return lambda first, end: of_columns(first, end) | of_distances(first, end)
 
 
-def _chosen(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:
-    """Boolean like sums (B, H, S): the first `forced`, and the largest of the others, n in all, or more beside NaN."""
-    first = torch.arange(sums.shape[-1], device=sums.device) < forced
-    chosen = sums.masked_fill(first, torch.inf).topk(min(n, sums.shape[-1]), dim=-1).indices
-    # NaN is larger than infinity, and must not take the place of what is always chosen.
-    return torch.zeros_like(sums, dtype=torch.bool).scatter(-1, chosen, True) | first
+def _heaviest(sums: torch.Tensor, n: int, forced: int) -> torch.Tensor:
+    """int64 (B, H, any): the places of the largest of sums (B, H, S) behind the first `forced`, each less `forced`.
+
+    With these there are n in all, where there are as many.  NaN is the largest.
+    """
+    length = sums.shape[-1]
+    return sums[..., forced:].topk(max(min(n, length) - forced, 0), dim=-1, sorted=False).indices
+
+
+def _chosen(places: torch.Tensor, forced: int, length: int) -> torch.Tensor:
+    """Boolean (B, H, length): the first `forced`, and the places behind them, int64 (B, H, any), each less `forced`."""
+    first = torch.arange(length, device=places.device) < forced
+    first = first.expand(*places.shape[:-1], -1)
+    return first.scatter(-1, places + forced, True) if places.shape[-1] else first
 
 
 def _before(chosen: torch.Tensor) -> torch.Tensor:

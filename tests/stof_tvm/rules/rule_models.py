@@ -86,6 +86,7 @@ EVERY_RULE = {
     "top_blocks_causal": RULES.top_blocks(2, block=(32, 64), causal=True),
     "top_blocks_by_bounds": RULES.top_blocks(2, block=32, causal=True, pool="bounds"),
     "vertical_slash": RULES.vertical_slash(6, 6, last=16, sinks=2, window=3, block=32),
+    "vertical_slash_of_a_window": RULES.vertical_slash(6, 3, last=16, sinks=2, window=3, block=(32, 64)),
     "xattention": RULES.xattention(16, 0.6, block=32),
     "xattention_of_all": RULES.xattention(8, 0.6, block=32, causal=False),
     "own": RULES.rule(alike, block=32) & masks.sliding_window(90),

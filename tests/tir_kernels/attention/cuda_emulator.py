@@ -50,6 +50,8 @@ class EmulatedKernel:
             if "*" in p
             else f"*(CUtensorMap*)arguments[{i}]"
             if "CUtensorMap" in p
+            else f"*(float*)&arguments[{i}]"
+            if p.startswith("float ")
             else f"(int)(intptr_t)arguments[{i}]"
             for i, p in enumerate(parameters)
         ]
@@ -62,16 +64,23 @@ class EmulatedKernel:
         self.launch.restype = ctypes.c_char_p
 
     def __call__(
-        self, arrays: dict[str, np.ndarray], sizes: dict[str, int], ctas, threads: int, shared_bytes: int, cluster=1
+        self,
+        arrays: dict[str, np.ndarray],
+        sizes: dict[str, int | float],
+        ctas,
+        threads: int,
+        shared_bytes: int,
+        cluster=1,
     ):
-        """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of a symbolic extent.
+        """Run CTAs in the order of `ctas`; `arrays` by buffer name, `sizes` by the name of an extent or a number.
 
         Each `cluster` CTAs that follow one another in `ctas` are one.
 
         A tensor map is what `tensor_map` gives, by its own name.
         """
         pointers = {name: array.ctypes.data for name, array in arrays.items()}
-        values = [pointers.get(n.removesuffix("_ptr"), sizes.get(n)) for n in self.parameters]
+        numbers = {n: int(np.float32(x).view(np.uint32)) if isinstance(x, float) else x for n, x in sizes.items()}
+        values = [pointers.get(n.removesuffix("_ptr"), numbers.get(n)) for n in self.parameters]
         buffers = [number for a in arrays.values() for number in (a.ctypes.data, a.nbytes)]
         failure = self.launch(
             (ctypes.c_void_p * len(values))(*values),

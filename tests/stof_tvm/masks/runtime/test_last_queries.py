@@ -1,19 +1,25 @@
 """The weights of the last queries by key and by distance: the ways of summing diagonals, and keys in parts."""
 
+import shutil
+
 import pytest
 import torch
 
 from stof_tvm.masks.runtime import last_queries
+from tests.stof_tvm.masks.runtime.emulated_gpu import use_emulated_gpu
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
 @pytest.mark.parametrize("length, last", [(50, 8), (64, 64), (9, 1), (7, 7), (130, 64)])
-def test_diagonals_of_a_gpu_are_those_of_a_cpu(length, last, monkeypatch):
+def test_sums_of_a_gpu_are_those_of_a_cpu(length, last, monkeypatch, tmp_path):
+    """NaN where a CPU has it, too."""
     torch.manual_seed(length)
     q, k = torch.randn(2, 4, length, 16), torch.randn(2, 2, length, 16)
+    k[0, 1, 3, 3], q[1, 1, -1, 0] = torch.inf, torch.nan
     expected = last_queries.sums_of_last(q, k, last)
-    monkeypatch.setattr(last_queries, "is_on_gpu", lambda weights: True)
+    assert use_emulated_gpu(monkeypatch, tmp_path) == []
     for got, sums in zip(last_queries.sums_of_last(q, k, last), expected):
-        torch.testing.assert_close(got, sums, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got, sums, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
