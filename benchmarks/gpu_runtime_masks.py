@@ -40,6 +40,7 @@ NEAR = 64  # tokens within which keys are liked
 VERTICAL_SLASH = SINKS + COLUMNS + 4, 2 * NEAR  # columns and diagonals that are chosen
 WINDOW = 2 * NEAR  # nearest diagonals that always are
 DIM = 128
+NARROW = (128, 32)  # of columns few keys lie beside those that are liked
 BLOCK, KEPT = (64, 64), 64  # of the rule for video: how many blocks of keys each block of queries keeps
 RECALL_ROWS = 256
 
@@ -70,7 +71,7 @@ class Case:
         if self.rule == "top_blocks":  # the fine stage of a video model's attention
             return runtime.top_blocks(KEPT, block=BLOCK)
         if self.rule == "vertical_slash":
-            return runtime.vertical_slash(*VERTICAL_SLASH, sinks=SINKS, window=WINDOW, block=128)
+            return runtime.vertical_slash(*VERTICAL_SLASH, sinks=SINKS, window=WINDOW, block=NARROW)
         return runtime.xattention(stride=16, mass=0.9, block=128)
 
 
