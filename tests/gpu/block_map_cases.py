@@ -39,10 +39,9 @@ class StepCase:
         return f"{self.template.NAME} {self.problem.q_len}"
 
 
-def problem(side=128, length=8192, dim=128, dtype="bfloat16", **rest) -> AttentionProblem:
-    return AttentionProblem(
-        1, 32, 8, length, length, dim, dim, dtype, dim**-0.5, block_map=BlockMap(1, 32, side, side), **rest
-    )
+def problem(side=128, length=8192, dim=128, dtype="bfloat16", width=None, **rest) -> AttentionProblem:
+    block_map = BlockMap(1, 32, side, width or side)
+    return AttentionProblem(1, 32, 8, length, length, dim, dim, dtype, dim**-0.5, block_map=block_map, **rest)
 
 
 def block_map_cases() -> list[Case | StepCase]:
@@ -53,6 +52,7 @@ def block_map_cases() -> list[Case | StepCase]:
     # A thread of the kernel that orders rows holds 1, 12 and more than it can hold.
     for template, side, length in ((specialized, 128, 2048), (block_wise_cuda, 64, 24576), (specialized, 64, 65536)):
         cases += _steps(template, problem(side, length))
+    cases += _steps(specialized, problem(128, 2048, width=32))
     cases += _positions(problem())
     given = replace(problem(length=4096), block_map=EVERY_BLOCK)
     cases.append(StepCase(Step("documents' tokens", tokens()), given, block_wise_cuda.configs(given, HOPPER)[0], None))

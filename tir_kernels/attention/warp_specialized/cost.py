@@ -25,9 +25,10 @@ FITTED = Coefficients(
 )
 
 
-# Tiles of 64 × 128 are predicted too fast where few CTAs run; 64 × 64 or the block-wise kernel is up to a third faster
-# there.  From 1.03 to 1.06 the choices are the same.
-WIDE_FACTOR = 1.05
+# By block_m, block_n and blocks together.  Tiles of 64 × 128 are predicted too fast where few CTAs run; 64 × 64 or the
+# block-wise kernel is up to a third faster there.  From 1.03 to 1.06 the choices are the same.  Four blocks together are
+# copied by twice or four times as many instructions of one thread (seven masks on an H200, benchmarks/notes).
+FACTORS = {(64, 128, 1): 1.05, (128, 32, 4): 1.08, (64, 32, 4): 1.2}
 
 
 def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> float:
@@ -39,7 +40,7 @@ def work_of(problem: AttentionProblem, config: WarpSpecializedConfig, fine: Fine
     """What a configuration does for a problem and a mask."""
     g = Geometry(problem, config)
     work = in_tiles(Work.of(g, fine, gpu, g.grid_size(gpu)), config.together)
-    return work._replace(factor=WIDE_FACTOR if (config.block_m, config.block_n) == (64, 128) else 1.0)
+    return work._replace(factor=FACTORS.get((config.block_m, config.block_n, config.together), 1.0))
 
 
 def in_tiles(work: Work, together: int) -> Work:
