@@ -18,12 +18,17 @@ overflow.
 Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
 """
 
+import functools
+
 import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.ir import TensorLoad
 
 from relax_passes.ir.mapped_bodies import with_mapped_bodies
+from tir_kernels.errors import UnsupportedError
+
+MOST = 800  # quotients and remainders in one: each of a chain of shifts has those before it two or three times
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShiftedQuotients")
@@ -31,23 +36,48 @@ class ShiftedQuotients:
     """Rewrite these quotients in every schedulable function of a module."""
 
     def transform_module(self, mod, _ctx):
-        return with_mapped_bodies(mod, [(TensorLoad, _rewrite_load), (tirx.BufferStore, _rewrite_store)])
+        too_long: list = []  # an error that a callback raises would go through TVM
+        load, store = (functools.partial(rewrite, too_long) for rewrite in (_rewrite_load, _rewrite_store))
+        mod = with_mapped_bodies(mod, [(TensorLoad, load), (tirx.BufferStore, store)])
+        if too_long:
+            raise UnsupportedError(
+                f"an index has more than {MOST} quotients: too many reshapes and slices follow one another, without an "
+                "operator between them that computes something"
+            )
+        return mod
 
 
-def _rewrite_load(load):
-    indices, is_new = _rewritten(load.indices)
+def _rewrite_load(too_long: list, load):
+    indices, is_new = _rewritten(load.indices, too_long)
     return tirx.BufferLoad(load.source, indices) if is_new else load
 
 
-def _rewrite_store(store):
-    (value, *indices), is_new = _rewritten([store.value, *store.indices])
+def _rewrite_store(too_long: list, store):
+    (value, *indices), is_new = _rewritten([store.value, *store.indices], too_long)
     return tirx.BufferStore(store.buffer, value, indices) if is_new else store
 
 
-def _rewritten(indices) -> tuple[list, bool]:
-    callbacks = [(tirx.FloorDiv, _without_shift), (tirx.FloorMod, _falling_without_shift)]
+def _rewritten(indices, too_long: list) -> tuple[list, bool]:
+    """The indices, and whether any is new; one that would grow without end is left, and added to `too_long`."""
+
+    def bounded(rewrite, expr):
+        if too_long or _count(expr) > MOST:
+            too_long.append(expr)
+            return expr
+        return rewrite(expr)
+
+    rewrites = ((tirx.FloorDiv, _without_shift), (tirx.FloorMod, _falling_without_shift))
+    callbacks = [(kind, functools.partial(bounded, rewrite)) for kind, rewrite in rewrites]
     new = [tvm_ffi.structural_map(index, callbacks, order="post") for index in indices]
     return new, any(not a.same_as(b) for a, b in zip(new, indices))
+
+
+def _count(expr) -> int:
+    """How many quotients and remainders an expression has."""
+    found: list = []
+    kinds = [(tirx.FloorDiv, found.append), (tirx.FloorMod, found.append)]
+    tvm_ffi.structural_walk(expr, kinds, order="post")
+    return len(found)
 
 
 def _is_index_arithmetic(expr) -> bool:

@@ -2,15 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax, s_tir, te, tirx
 
+import stof_tvm
 from relax_passes.schedule.cpu import cpu_passes
 from relax_passes.schedule.cuda import cuda_passes
 from relax_passes.schedule.shifted_quotients import ShiftedQuotients
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.fusion.modules import gated_mlp, module_of, post_norm_layer, pre_norm_mlp
 from tests.relax_passes.schedule.bounds import outside_accesses
+from tir_kernels.errors import UnsupportedError
 from tir_kernels.target import parse_target
 
 ROWS = 16
@@ -83,6 +86,28 @@ class _Floor:
 
     def __mod__(self, other):
         return self._with(tirx.floormod, other)
+
+
+class Shifts(torch.nn.Module):
+    """(B, S, L), whose rows are shifted as Transformer-XL does it, again and again."""
+
+    def __init__(self, rounds: int):
+        super().__init__()
+        self.rounds = rounds
+
+    def forward(self, x):
+        for _ in range(self.rounds):
+            b, s, n = x.shape
+            x = x.reshape(b, n, s)[:, 2:].reshape(b, s, n - 2)
+        return x * 2
+
+
+def test_a_chain_of_shifts_is_right_or_refused():
+    x = torch.randn(2, 6, 22)
+    engine = stof_tvm.build(Shifts(3), QUICK_LLVM, (x,), verify=False)
+    assert torch.equal(engine(x), Shifts(3)(x))
+    with pytest.raises(UnsupportedError, match="too many reshapes and slices"):
+        stof_tvm.build(Shifts(6), QUICK_LLVM, (x,), verify=False)
 
 
 def test_what_tvm_simplifies_soundly_stays():
