@@ -15,6 +15,7 @@ from tir_kernels.report_rows import (
     site_row,
 )
 
+NO_MASK = "none"  # the mask of an attention without one
 SKIPPED = "skipped"  # the result where nothing was to be compared
 
 
@@ -129,17 +130,12 @@ class Report:
         rows = [("site", "kernel", "tile", "kept", "blocks", "mask", "why")]
         for site in self.rewritten:
             why = "; ".join([site.reason, *site.notes])
-            rows.append(
-                (
-                    site.site or "(the model)",
-                    site.kernel,
-                    site.config,
-                    f"{site.density:.1%}",
-                    f"{site.block_density:.1%}",
-                    site.mask,
-                    why,
-                )
-            )
+            kept = [f"{density:.1%}" for density in (site.density, site.block_density)]
+            mask = site.mask
+            if site.rule is not None:  # what it finds is less, and other in each call
+                kept = [f"≤ {density}" for density in kept]
+                mask = site.rule if mask == NO_MASK else f"{site.rule} within {mask}"
+            rows.append((site.site or "(the model)", site.kernel, site.config, *kept, mask, why))
         if self.rewritten:
             lines += _table(rows)
         lines += _lines_without_skips(self.rewritten)
@@ -251,7 +247,7 @@ def _lines_without_skips(rewritten: Sequence[RewrittenRow]) -> list[str]:
     counts: dict[str, int] = {}
     for site in rewritten:
         if not _skips(site):
-            why = "the mask keeps everything"
+            why = "there is no mask" if site.mask == NO_MASK else "the mask keeps everything"
             if site.density < 1:
                 rows, columns = site.block
                 why = (

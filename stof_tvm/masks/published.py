@@ -109,6 +109,12 @@ def vertical_slash(vertical, slash) -> Mask:
     Both are sequences of non-negative integers: key columns, and distances of diagonals from the main one.  MaskError
     at lengths that a column or a distance exceeds.
     """
+    if isinstance(vertical, int) and isinstance(slash, int):
+        raise MaskError(
+            f"vertical_slash({vertical}, {slash}): a static mask takes the columns and the distances themselves, as "
+            "sequences of integers; the rule that finds so many of them at run time is masks.runtime.vertical_slash "
+            "(`stof … --rule`)"
+        )
     vertical, slash = check_indices("vertical", vertical), check_indices("slash", slash)
 
     def bind(q_len, kv_len):

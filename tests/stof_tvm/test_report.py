@@ -130,5 +130,19 @@ def test_a_report_says_why_nothing_is_skipped(kernel, density, block_density, wh
     assert density == 1 or why is None or lines[0].endswith("(the mask keeps 12.5% of the elements)")
 
 
+def test_what_a_rule_finds_is_less_than_the_report_knows():
+    """The densities of its row are those of the static mask within which it finds blocks."""
+    for mask, told in (("none", "top_blocks(2)"), ("causal()", "top_blocks(2) within causal()")):
+        row = replace(ROW, mask=mask, density=0.5, block_density=1.0, rule="top_blocks(2)")
+        (line,) = (x for x in str(Report("llvm", (row,), (), "0x0")).splitlines() if "top_blocks" in x)
+        assert "≤ 50.0%" in line and "≤ 100.0%" in line and f"  {told}  " in line
+
+
+def test_an_attention_without_a_mask_has_none_that_keeps_everything():
+    row = replace(ROW, kernel="block-wise", density=1.0, block_density=1.0, mask="none")
+    (line,) = (x for x in str(Report("llvm", (row,), (), "0x0")).splitlines() if "nothing is skipped" in x)
+    assert line == "nothing is skipped at 1 of 1 sites: there is no mask"
+
+
 def test_a_model_without_attention():
     assert "attention: none was recognised" in str(Report("llvm", (), (), "0x0")).splitlines()

@@ -210,6 +210,7 @@ REFUSED = [
     (lambda: masks.document([4], rest=-1), "rest=-1 must be an integer of at least 0"),
     (lambda: masks.document([4, -4]), r"lengths\[1\]=-4 must be"),
     (lambda: masks.document(7), "lengths=7 must be a sequence of integers"),
+    (lambda: masks.vertical_slash(64, 100), "the rule that finds so many of them at run time is masks.runtime"),
     (lambda: masks.padding([]), "padding needs at least one length"),
     (lambda: masks.padding([1.0]), r"lengths\[0\]=1.0 must be"),
     (lambda: masks.a_shape(-1, 2), "sink=-1 must be"),
