@@ -12,6 +12,7 @@ from stof_tvm.launches.planned import planned
 from stof_tvm.launches.sections import Section, in_sections, section_rows
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.running.alignment import aligned
+from stof_tvm.running.has_data import check_has_data, check_makes_data
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
@@ -26,6 +27,11 @@ MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bi
 Float32 = Literal["ieee", "tf32"]
 Kernel = Literal["block-wise", "row-wise", "warp-specialized"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+IN_TRACED = (
+    "sparse_attention computes at once, with a compiled kernel. To trace a model, let it call "
+    "F.scaled_dot_product_attention, and give stof_tvm.build the model and the mask; batch entries are dimension 0 of "
+    "q, k and v, not one call each of torch.vmap"
+)
 
 
 @overload
@@ -90,6 +96,8 @@ def sparse_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
+# TorchDynamo would trace the planning of a first call, which computes with NumPy.
+@torch.compiler.disable(reason=IN_TRACED)
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -161,7 +169,8 @@ def sparse_attention(
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
     TuningLogError (a log that is missing or damaged), ParallelError (another rank of the group failed or did not
     answer).
-    Inference only: raises InputError if autograd would have to record the call.
+    Inference only: raises InputError if autograd would have to record the call, and for tensors without data, as
+    torch.export and torch.vmap have.  In a function that torch.compile compiles, it runs between two graphs.
     """
     check_mode(float32)
     options = Options(scale, kernel, return_lse, tuning_logs, softcap, float32)
@@ -297,6 +306,7 @@ def _check_tensors(q, k, v, bias, sink) -> int:
     """Dtypes, devices and ranks; returns the common rank."""
     optional = {name: x for name, x in (("bias", bias), ("sink", sink)) if x is not None}
     tensors = {"q": q, "k": k, "v": v} | optional
+    check_makes_data(IN_TRACED)
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -308,6 +318,8 @@ def _check_tensors(q, k, v, bias, sink) -> int:
             raise InputError(f"{name} is on {x.device}, q on {q.device}")
         if name not in optional and x.dtype != q.dtype:
             raise InputError(f"{name} has dtype {x.dtype}, q {q.dtype}")
+        if not x.is_meta:  # `planned` says where kernels run
+            check_has_data(name, x, IN_TRACED)
         if x.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 f"{name} requires grad, but sparse_attention is for inference: call it under torch.no_grad()"

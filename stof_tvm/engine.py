@@ -17,6 +17,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.rules import found
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
+from stof_tvm.running.has_data import check_has_data, check_makes_data
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
 from stof_tvm.running.workspace import Workspace
@@ -34,6 +35,9 @@ if TYPE_CHECKING:  # a loaded engine does without the compiler
 NO_WEIGHTS = Weights()
 SHARING = threading.Lock()  # one change of who shares states at a time
 OPTIONS = ("reuse_outputs", "inputs_in_place")
+IN_TRACED = (
+    "an engine computes at once, with compiled kernels. What traces or transforms a function takes the model itself"
+)
 
 
 class Engine:
@@ -505,6 +509,8 @@ class Engine:
             if tensor.device.type != self._device_type or tensor.device.index not in (None, self._index):
                 where = f"{self._device_type}:{self._index}"
                 raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {where}")
+            check_has_data(spec.name, tensor, IN_TRACED)
+        check_makes_data(IN_TRACED)
 
 
 def load_engine(path) -> Engine:

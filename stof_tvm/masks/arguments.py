@@ -7,6 +7,7 @@ import reprlib
 import numpy as np
 import torch
 
+from stof_tvm.running.has_data import has_data, without_data
 from tir_kernels.errors import MaskError
 
 LARGEST = 2**62  # far above any length; arithmetic with offsets stays within int64
@@ -73,7 +74,10 @@ class FixedArray:
 def as_numpy(name: str, values) -> np.ndarray:
     """A tensor, array or nested list as a NumPy array on the CPU, copied only if necessary."""
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
+        given = values.detach()
+        values = given if given.is_meta else given.cpu()
+        if not has_data(values):
+            raise MaskError(f"{without_data(name, values)}: a mask is made of values")
         # NumPy has no bfloat16; float32 holds every bfloat16 value.
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     try:

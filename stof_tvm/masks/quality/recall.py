@@ -9,6 +9,7 @@ from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.quality.weights import Attention, MaskRows, check_attention, default_scale, softmax_of
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.masks.tensors import from_tensor
+from stof_tvm.running.has_data import check_has_data
 from tir_kernels.errors import MaskError
 
 
@@ -54,6 +55,8 @@ def recall(
         Tensors that do not belong together.
     """
     check_attention(q, k)
+    for name, x in (("q", q), ("k", k)):
+        check_has_data(name, x, "recall looks at its values")
     if isinstance(mask, Rule):
         mask = mask.mask(scaled(q.detach(), scale), k.detach())
     mask = _as_mask("mask", mask)
