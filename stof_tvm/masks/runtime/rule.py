@@ -67,6 +67,19 @@ class Rule:
 
     __rand__ = __and__
 
+    def __or__(self, other):
+        raise MaskError(f"there is no union with {self!r}: a rule is joined to masks, by & alone")
+
+    __ror__ = __or__
+
+    def __invert__(self):
+        raise MaskError(f"there is no complement of {self!r}: a rule is joined to masks, by & alone")
+
+    __array_ufunc__ = None  # NumPy would combine each element of an array with the rule
+
+    def __bool__(self):
+        raise MaskError(f"{self!r} has no truth value; join a rule to masks by &, not by and, or, not")
+
     def block_map(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Boolean (B or 1, H or 1, query blocks, key blocks): the blocks that the function selects.
 

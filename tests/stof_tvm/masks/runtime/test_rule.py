@@ -196,6 +196,25 @@ def test_what_is_no_rule():
         rule.block_map(torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 8))
 
 
+@pytest.mark.parametrize(
+    "joined, told",
+    [
+        (lambda rule, mask: rule and mask, "no truth value; join a rule to masks by &"),
+        (lambda rule, mask: mask if not rule else rule, "no truth value"),
+        (lambda rule, mask: bool(rule & mask), "no truth value"),
+        (lambda rule, mask: rule | mask, "no union with top_blocks.*by & alone"),
+        (lambda rule, mask: mask | rule, "no union"),
+        (lambda rule, mask: torch.ones(3, 3).bool() | rule, "no union"),
+        (lambda rule, mask: torch.ones(3, 3).bool().numpy() | rule, "no union"),
+        (lambda rule, mask: torch.ones(3, 3).bool().numpy() & rule, "a rule & a Mask is a rule.*ndarray"),
+        (lambda rule, mask: ~rule, "no complement of top_blocks"),
+    ],
+)
+def test_operators_that_rules_lack(joined, told):
+    with pytest.raises(MaskError, match=told):
+        joined(masks.runtime.top_blocks(1), masks.causal())
+
+
 def test_where_static_masks_are_asked_for(tmp_path):
     rule, model, x = masks.runtime.rule(peaks), torch.nn.TransformerEncoderLayer(32, 4, 64).eval(), torch.ones(9, 1, 32)
     for taken in (
