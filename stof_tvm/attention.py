@@ -1,7 +1,6 @@
 """`sparse_attention`: one sparse kernel on torch tensors, with the semantics of F.scaled_dot_product_attention."""
 
 import math
-import reprlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
@@ -10,7 +9,8 @@ import torch
 from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
 from stof_tvm.launches.planned import planned
 from stof_tvm.launches.sections import Section, in_sections, section_rows
-from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.arguments import as_number
+from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.has_data import check_has_data, check_makes_data
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
@@ -230,16 +230,15 @@ def attend(
         sink = _own_sink(sink)
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
         return _of_no_keys(q, v, sink)
-    scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else _number("scale", options.scale)
+    scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else as_number("scale", options.scale)
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     if rule is None:
         return _attend(q, k, v, given, bias, sink, options, scale, earlier)
-    # A rule takes the scale for 1 / sqrt(D).
-    scaled = q if options.scale is None else q * (scale * math.sqrt(q.shape[3]))
+    of_rule = for_rule(q, k, scale)
     rows = None if earlier else section_rows(q, k, v, rule.block, given)
     if rows is None:
-        whole = Section(given, rule.block_map(scaled, k), rule.block)
+        whole = Section(given, rule.block_map(*of_rule), rule.block)
         return _attend(q, k, v, given, bias, sink, options, scale, earlier, whole)
     k, v = _readable(k), _readable(v)
 
@@ -247,7 +246,7 @@ def attend(
         return _attend(some, k, v, section.given, bias_rows, sink, options, scale, (), section)
 
     of_no_keys = lambda some: _of_no_keys(some, v, sink)
-    return in_sections(attend_rows, of_no_keys, q, bias, rule.maps_of_rows(scaled, k), rule.block, given, rows)
+    return in_sections(attend_rows, of_no_keys, q, bias, rule.maps_of_rows(*of_rule), rule.block, given, rows)
 
 
 def _attend(
@@ -276,7 +275,7 @@ def _attend(
         continues=bool(earlier),
         gives_lse=options.return_lse,
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
-        softcap=None if options.softcap is None else _number("softcap", options.softcap),
+        softcap=None if options.softcap is None else as_number("softcap", options.softcap),
         float32=options.float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
         block_map=None if section is None else section.described,
     )
@@ -347,13 +346,6 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
-
-
-def _number(name: str, value) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is not one real number
-        raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
 def _check_sink(sink: torch.Tensor, q_heads: int) -> None:

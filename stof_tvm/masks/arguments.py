@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from stof_tvm.running.has_data import has_data, without_data
-from tir_kernels.errors import MaskError
+from tir_kernels.errors import InputError, MaskError
 
 LARGEST = 2**62  # far above any length; arithmetic with offsets stays within int64
 
@@ -24,6 +24,14 @@ def check_int(name: str, value, least: int = 0, largest: int = LARGEST) -> int:
     if number > largest:
         raise MaskError(f"{name}={reprlib.repr(value)} must be at most {largest}")
     return number
+
+
+def as_number(name: str, value) -> float:
+    """The value as a float; InputError unless it is one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is not one real number
+        raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
 def check_ints(name: str, values, least: int = 0) -> tuple[int, ...]:

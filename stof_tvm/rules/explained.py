@@ -8,8 +8,9 @@ from relax_passes.attention.site_names import named
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.quality.capture import call_of, captured
-from stof_tvm.masks.quality.recall import kept_shares, scaled
+from stof_tvm.masks.quality.recall import kept_shares
 from stof_tvm.masks.quality.weights import Attention
+from stof_tvm.masks.runtime.rule import for_rule
 from stof_tvm.site_masks import SiteMasks
 from tir_kernels.errors import InputError, MaskError
 
@@ -109,6 +110,6 @@ def _mask_at(given: SiteMasks, path: str, attention: Attention) -> tuple[Mask | 
     """What is kept of an attention by the mask or the rule that was given for it, and how that prints itself."""
     rule = given.rule_for(path)
     if rule is not None:
-        return rule.rule.mask(scaled(attention.q, attention.scale), attention.k), repr(rule)
+        return rule.rule.mask(*for_rule(attention.q, attention.k, attention.scale)), repr(rule)
     mask = given.given_for(path, attention.sizes)
     return mask, "" if mask is None else repr(mask)

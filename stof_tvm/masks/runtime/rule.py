@@ -9,6 +9,7 @@ from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask, Or
 from stof_tvm.masks.quality.weights import check_attention, without_autocast
 from stof_tvm.masks.tensors import block_sparse
+from tir_kernels.attention.rule_scale import rule_scale
 from tir_kernels.errors import MaskError
 
 ROWS, KEYS = 16, 32  # what the height and the width of a block are multiples of
@@ -175,6 +176,17 @@ class Rule:
 def _versions(*tensors: torch.Tensor) -> list[int]:
     """How often PyTorch has seen each tensor written to; nothing of what stands for one while a graph is traced."""
     return [x._version for x in tensors if type(x) is torch.Tensor and not x.is_inference()]
+
+
+def for_rule(q: torch.Tensor, k: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (B, H, Sq, D) and k, floating point, as a rule takes them, whose scores have another scale than 1 / √D."""
+    if scale is None:
+        return q, k
+    factor, dtype = rule_scale(scale, q.shape[3], str(q.dtype).removeprefix("torch."))
+    if factor == 1:
+        return q, k
+    q, k = (x.to(getattr(torch, dtype)) for x in (q, k))
+    return q * factor, k
 
 
 def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=64) -> Rule:
