@@ -376,7 +376,7 @@ class Engine:
         -------
         dict of str to FoundBlocks
             `density`, and `block_map`, a copy.  Empty without a rule, and before the first call, to which that of a
-            verification counts.
+            verification does not count.
 
         Raises
         ------
@@ -387,6 +387,11 @@ class Engine:
             return {}
         with self._turn():
             return found.found_blocks(self._report.rewritten, self._found) if self._found else {}
+
+    def _forget_found_blocks(self) -> None:
+        """What the last call kept is not told any more: the call was not the user's.  Raises nothing."""
+        with self._turn():
+            self._found = []
 
     def cuda_source(self) -> str:
         """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.

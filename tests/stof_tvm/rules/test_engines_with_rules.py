@@ -148,6 +148,13 @@ def test_each_shape_of_a_range_traces_the_rule():
 
 
 @torch.no_grad()
+def test_a_call_of_the_verification_is_not_the_last_one():
+    engine = build(Attend(), tensors(), TOP)
+    assert not engine.found_blocks() and "kept in the last call" not in str(engine.report())
+    engine(*tensors())
+    assert engine.found_blocks().keys() == {""} and "kept in the last call" in str(engine.report())
+
+
 def test_torch_compile():
     compiled = torch.compile(Attend(True), backend="stof", options={"mask": TOP, "target": QUICK_LLVM})
     q, k, v = tensors(1)
