@@ -26,6 +26,13 @@ def check_int(name: str, value, least: int = 0, largest: int = LARGEST) -> int:
     return number
 
 
+def check_flag(name: str, value) -> bool:
+    """The value as a bool; MaskError unless it is True or False, of Python or of NumPy."""
+    if not isinstance(value, bool | np.bool_):
+        raise MaskError(f"{name}={reprlib.repr(value)} must be True or False")
+    return bool(value)
+
+
 def as_number(name: str, value) -> float:
     """The value as a float; InputError unless it is one number."""
     try:
