@@ -34,9 +34,11 @@ def without_data(name: str, x: torch.Tensor) -> str:
 
 def check_makes_data(told: str) -> None:
     """InputError where new tensors have no data, or become constants of a graph; `told` as in `check_has_data`."""
-    if not is_in_torch_dispatch_mode():
-        return
+    if torch.jit.is_tracing() or (is_in_torch_dispatch_mode() and _is_traced()):
+        raise InputError(f"PyTorch traces this call, as torch.export, make_fx, torch.jit and FakeTensorMode do: {told}")
+
+
+def _is_traced() -> bool:
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    if get_proxy_mode() is not None or not has_data(torch.empty(1)):
-        raise InputError(f"PyTorch traces this call, as torch.export, make_fx and FakeTensorMode do: {told}")
+    return get_proxy_mode() is not None or not has_data(torch.empty(1))

@@ -84,6 +84,7 @@ def test_tensors_without_data(mask, is_known, qkv):
         "vmap": lambda: torch.vmap(lambda q: sparse_attention(q, k[0], v[0], mask))(q),
         "vmap of values": lambda: torch.vmap(lambda v: sparse_attention(q, k, v, mask))(v[None]),
         "jvp": lambda: torch.func.jvp(lambda q: sparse_attention(q, k, v, mask), (q,), (q,)),
+        "torch.jit": lambda: torch.jit.trace(lambda q: sparse_attention(q, k, v, mask), (q,)),
         "make_fx": lambda: make_fx(lambda q: sparse_attention(q, k, v, mask))(q),
     }
     for call in calls.values():
