@@ -12,6 +12,7 @@ from stof_tvm.launches.sections import Section, in_sections, section_rows
 from stof_tvm.masks.arguments import as_number
 from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.running.alignment import aligned
+from stof_tvm.running.between_graphs import between_graphs
 from stof_tvm.running.has_data import check_has_data, check_makes_data
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.cuda.float32.modes import check_mode
@@ -97,7 +98,7 @@ def sparse_attention(
 
 
 # TorchDynamo would trace the planning of a first call, which computes with NumPy.
-@torch.compiler.disable(reason=IN_TRACED)
+@between_graphs(IN_TRACED)
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,

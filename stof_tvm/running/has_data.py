@@ -8,7 +8,7 @@ from tir_kernels.errors import InputError
 
 def has_data(x: torch.Tensor) -> bool:
     """Whether a tensor's elements are in memory: not those of FakeTensor, DTensor or "meta", nor within torch.vmap."""
-    if isinstance(x, torch._subclasses.FakeTensor):  # it warns when it is asked
+    if type(x) is not torch.Tensor and isinstance(x, torch._subclasses.FakeTensor):  # it warns when it is asked
         return x.numel() == 0
     try:
         return x.data_ptr() != 0 or x.numel() == 0

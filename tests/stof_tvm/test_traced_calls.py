@@ -1,5 +1,8 @@
 """`sparse_attention`, engines and `masks.recall` in functions that PyTorch compiles, traces or transforms."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -50,6 +53,19 @@ def test_a_compiled_function(backend, mask, qkv):
     cold, warm = compiled(q), compiled(q)
     assert torch.equal(cold, sparse_attention(q * 2, k, v, mask) + 1)
     assert torch.equal(warm, cold)
+
+
+def test_more_masks_and_shapes_than_a_graph_is_compiled_for():
+    """TorchDynamo leaves a frame alone that it has compiled eight times, but not what the frame calls."""
+    compiled = torch.compile(lambda x, mask: sparse_attention(x * 2, x, x, mask) + 1, backend="eager")
+    for n in range(8, 20):
+        x, mask = torch.randn(1, 1, n, 16), masks.sliding_window(n % 5) & masks.causal()
+        assert torch.equal(compiled(x, mask), sparse_attention(x * 2, x, x, mask) + 1)
+
+
+def test_torchdynamo_is_not_imported_with_it():
+    script = "import sys, stof_tvm.attention, stof_tvm.engine; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_one_whole_graph_is_refused_with_the_reason(qkv):
