@@ -1,7 +1,6 @@
 """`sparse_attention`: one sparse kernel on torch tensors, with the semantics of F.scaled_dot_product_attention."""
 
 import math
-import reprlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
@@ -10,8 +9,11 @@ import torch
 from stof_tvm.given_masks import GivenAsMask, GivenMask, given_mask
 from stof_tvm.launches.planned import planned
 from stof_tvm.launches.sections import Section, in_sections, section_rows
-from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.arguments import as_number
+from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.running.alignment import aligned
+from stof_tvm.running.between_graphs import between_graphs
+from stof_tvm.running.has_data import check_has_data, check_makes_data
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES, chunk_elements
@@ -26,6 +28,11 @@ MAX_VIEW = 2**31 - 1  # most elements of a view: kernels address them with 32-bi
 Float32 = Literal["ieee", "tf32"]
 Kernel = Literal["block-wise", "row-wise", "warp-specialized"]
 _DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+IN_TRACED = (
+    "sparse_attention computes at once, with a compiled kernel. To trace a model, let it call "
+    "F.scaled_dot_product_attention, and give stof_tvm.build the model and the mask; batch entries are dimension 0 of "
+    "q, k and v, not one call each of torch.vmap"
+)
 
 
 @overload
@@ -90,6 +97,8 @@ def sparse_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 
 
+# TorchDynamo would trace the planning of a first call, which computes with NumPy.
+@between_graphs(IN_TRACED)
 def sparse_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -161,7 +170,8 @@ def sparse_attention(
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
     TuningLogError (a log that is missing or damaged), ParallelError (another rank of the group failed or did not
     answer).
-    Inference only: raises InputError if autograd would have to record the call.
+    Inference only: raises InputError if autograd would have to record the call, and for tensors without data, as
+    torch.export and torch.vmap have.  In a function that torch.compile compiles, it runs between two graphs.
     """
     check_mode(float32)
     options = Options(scale, kernel, return_lse, tuning_logs, softcap, float32)
@@ -221,16 +231,15 @@ def attend(
         sink = _own_sink(sink)
     if 0 in q.shape or 0 in v.shape or k.shape[2] == 0:
         return _of_no_keys(q, v, sink)
-    scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else _number("scale", options.scale)
+    scale = 1.0 / math.sqrt(q.shape[3]) if options.scale is None else as_number("scale", options.scale)
     if bias is not None:
         bias = _narrow_bias(bias, q, k)
     if rule is None:
         return _attend(q, k, v, given, bias, sink, options, scale, earlier)
-    # A rule takes the scale for 1 / sqrt(D).
-    scaled = q if options.scale is None else q * (scale * math.sqrt(q.shape[3]))
+    of_rule = for_rule(q, k, scale)
     rows = None if earlier else section_rows(q, k, v, rule.block, given)
     if rows is None:
-        whole = Section(given, rule.block_map(scaled, k), rule.block)
+        whole = Section(given, rule.block_map(*of_rule), rule.block)
         return _attend(q, k, v, given, bias, sink, options, scale, earlier, whole)
     k, v = _readable(k), _readable(v)
 
@@ -238,7 +247,7 @@ def attend(
         return _attend(some, k, v, section.given, bias_rows, sink, options, scale, (), section)
 
     of_no_keys = lambda some: _of_no_keys(some, v, sink)
-    return in_sections(attend_rows, of_no_keys, q, bias, rule.maps_of_rows(scaled, k), rule.block, given, rows)
+    return in_sections(attend_rows, of_no_keys, q, bias, rule.maps_of_rows(*of_rule), rule.block, given, rows)
 
 
 def _attend(
@@ -267,7 +276,7 @@ def _attend(
         continues=bool(earlier),
         gives_lse=options.return_lse,
         sink_dtype=None if sink is None else _DTYPES[sink.dtype],
-        softcap=None if options.softcap is None else _number("softcap", options.softcap),
+        softcap=None if options.softcap is None else as_number("softcap", options.softcap),
         float32=options.float32 if q.device.type == "cuda" and q.dtype == torch.float32 else "ieee",
         block_map=None if section is None else section.described,
     )
@@ -297,6 +306,7 @@ def _check_tensors(q, k, v, bias, sink) -> int:
     """Dtypes, devices and ranks; returns the common rank."""
     optional = {name: x for name, x in (("bias", bias), ("sink", sink)) if x is not None}
     tensors = {"q": q, "k": k, "v": v} | optional
+    check_makes_data(IN_TRACED)
     for name, x in tensors.items():
         if not isinstance(x, torch.Tensor):
             raise InputError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
@@ -308,6 +318,8 @@ def _check_tensors(q, k, v, bias, sink) -> int:
             raise InputError(f"{name} is on {x.device}, q on {q.device}")
         if name not in optional and x.dtype != q.dtype:
             raise InputError(f"{name} has dtype {x.dtype}, q {q.dtype}")
+        if not x.is_meta:  # `planned` says where kernels run
+            check_has_data(name, x, IN_TRACED)
         if x.requires_grad and torch.is_grad_enabled():
             raise InputError(
                 f"{name} requires grad, but sparse_attention is for inference: call it under torch.no_grad()"
@@ -335,13 +347,6 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")
-
-
-def _number(name: str, value) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is not one real number
-        raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
 def _check_sink(sink: torch.Tensor, q_heads: int) -> None:

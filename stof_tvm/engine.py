@@ -17,6 +17,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.rules import found
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
+from stof_tvm.running.has_data import check_has_data, check_makes_data
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
 from stof_tvm.running.workspace import Workspace
@@ -34,6 +35,9 @@ if TYPE_CHECKING:  # a loaded engine does without the compiler
 NO_WEIGHTS = Weights()
 SHARING = threading.Lock()  # one change of who shares states at a time
 OPTIONS = ("reuse_outputs", "inputs_in_place")
+IN_TRACED = (
+    "an engine computes at once, with compiled kernels. What traces or transforms a function takes the model itself"
+)
 
 
 class Engine:
@@ -372,7 +376,7 @@ class Engine:
         -------
         dict of str to FoundBlocks
             `density`, and `block_map`, a copy.  Empty without a rule, and before the first call, to which that of a
-            verification counts.
+            verification does not count.
 
         Raises
         ------
@@ -383,6 +387,11 @@ class Engine:
             return {}
         with self._turn():
             return found.found_blocks(self._report.rewritten, self._found) if self._found else {}
+
+    def _forget_found_blocks(self) -> None:
+        """What the last call kept is not told any more: the call was not the user's.  Raises nothing."""
+        with self._turn():
+            self._found = []
 
     def cuda_source(self) -> str:
         """The CUDA C++ of all kernels, TVM's own included; CompileError for an engine without any.
@@ -505,6 +514,8 @@ class Engine:
             if tensor.device.type != self._device_type or tensor.device.index not in (None, self._index):
                 where = f"{self._device_type}:{self._index}"
                 raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {where}")
+            check_has_data(spec.name, tensor, IN_TRACED)
+        check_makes_data(IN_TRACED)
 
 
 def load_engine(path) -> Engine:

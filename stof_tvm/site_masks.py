@@ -78,11 +78,14 @@ class SiteMasks:
 
     def check(self, sites: Sequence[SiteRow]) -> None:
         """MaskError for a mask that reaches none of the model's attentions, `sites` being the report's rows."""
-        paths = [site.site for site in sites]
+        self.check_paths([site.site for site in sites])
+
+    def check_paths(self, paths: Sequence[str]) -> None:
+        """The same of the attentions' paths."""
         for pattern in self.by_pattern:
             if any(matches(pattern, path) for path in paths):
                 continue
-            if self.must_match and sites:
+            if self.must_match and paths:
                 known = ", ".join(named(path) for path in paths)
                 raise MaskError(f"mask path {named(pattern)} matches no attention of the model; there are: {known}")
             where = f"for {named(pattern)} " if self.must_match else ""

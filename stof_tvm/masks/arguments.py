@@ -7,7 +7,8 @@ import reprlib
 import numpy as np
 import torch
 
-from tir_kernels.errors import MaskError
+from stof_tvm.running.has_data import has_data, without_data
+from tir_kernels.errors import InputError, MaskError
 
 LARGEST = 2**62  # far above any length; arithmetic with offsets stays within int64
 
@@ -23,6 +24,21 @@ def check_int(name: str, value, least: int = 0, largest: int = LARGEST) -> int:
     if number > largest:
         raise MaskError(f"{name}={reprlib.repr(value)} must be at most {largest}")
     return number
+
+
+def check_flag(name: str, value) -> bool:
+    """The value as a bool; MaskError unless it is True or False, of Python or of NumPy."""
+    if not isinstance(value, bool | np.bool_):
+        raise MaskError(f"{name}={reprlib.repr(value)} must be True or False")
+    return bool(value)
+
+
+def as_number(name: str, value) -> float:
+    """The value as a float; InputError unless it is one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: a tensor that is not one real number
+        raise InputError(f"{name} must be a number, got {type(value).__name__} {reprlib.repr(value)}") from None
 
 
 def check_ints(name: str, values, least: int = 0) -> tuple[int, ...]:
@@ -73,7 +89,10 @@ class FixedArray:
 def as_numpy(name: str, values) -> np.ndarray:
     """A tensor, array or nested list as a NumPy array on the CPU, copied only if necessary."""
     if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
+        given = values.detach()
+        values = given if given.is_meta else given.cpu()
+        if not has_data(values):
+            raise MaskError(f"{without_data(name, values)}: a mask is made of values")
         # NumPy has no bfloat16; float32 holds every bfloat16 value.
         return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     try:

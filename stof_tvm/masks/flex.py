@@ -1,6 +1,7 @@
 """Masks written for PyTorch's FlexAttention: a `mask_mod` function or a `BlockMask`, used unchanged."""
 
 import contextlib
+import pickle
 import re
 
 import numpy as np
@@ -206,6 +207,9 @@ class _MaskModAt(Leaf):
 
         arguments = {"mask_mod": mask_mod, "batch": b or None, "heads": h or None, "device": device}
         super().__init__(from_mask_mod, arguments, bind, has_fixed_places=True)  # it is given places, no lengths
+
+    def __reduce__(self):
+        raise pickle.PicklingError(f"{self!r} cannot be pickled: what its function reads is not a part of it")
 
     @property
     def _parts(self):

@@ -1,6 +1,8 @@
 """Lazy masks: the pairs that attention keeps, for lengths that are given later, composed by &, | and ~."""
 
+import functools
 import inspect
+import pickle
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -156,6 +158,15 @@ class Mask(ABC):
     def __bool__(self):
         raise MaskError(f"{self!r} has no truth value; combine masks by &, | and ~, not by and, or, not")
 
+    def __copy__(self) -> "Mask":
+        return self
+
+    def __deepcopy__(self, memo: dict) -> "Mask":
+        return self
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_identity"}  # made again where it is read
+
     def __eq__(self, other):
         return isinstance(other, Mask) and (self is other or self.identity == other.identity)
 
@@ -178,12 +189,25 @@ class Leaf(Mask):
     """A mask that a constructor made, the same for every batch entry and head.
 
     Two leaves with the same constructor and `arguments` (hashable values) are equal; `bind(q_len, kv_len)` gives the
-    pattern, and `has_fixed_places` says that it is computed from the places alone, at no lengths differently.
+    pattern, and `has_fixed_places` says that it is computed from the places alone, at no lengths differently.  Where
+    the constructor does not take these arguments, `source`, a function and its arguments, makes the leaf again.
     """
 
-    def __init__(self, constructor, arguments: dict, bind, has_fixed_places: bool = False):
+    def __init__(self, constructor, arguments: dict, bind, has_fixed_places: bool = False, source: tuple = ()):
         self.constructor, self.arguments, self._bind = constructor, arguments, bind
-        self.has_fixed_places = has_fixed_places
+        self.has_fixed_places, self._source = has_fixed_places, source
+
+    def __reduce__(self):
+        if self._source:
+            return self._source
+        make = functools.partial(self.constructor, **self.arguments)
+        try:
+            is_same = make() == self
+        except (TypeError, ValueError, MaskError):
+            is_same = False
+        if not is_same:
+            raise pickle.PicklingError(f"{self!r} cannot be pickled: it reads what is not a part of it; make it anew")
+        return make, ()
 
     def at(self, b, h):
         return self

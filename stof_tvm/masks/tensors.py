@@ -57,7 +57,8 @@ def block_layout(cells: FixedArray, height: int, width: int) -> Leaf:
             )
         return Layout(cells.array, height, width)
 
-    return Leaf(block_sparse, {"layout": cells.key, "block": (height, width)}, bind)
+    arguments = {"layout": cells.key, "block": (height, width)}
+    return Leaf(block_sparse, arguments, bind, source=(block_layout, (cells, height, width)))
 
 
 def _whole_tensor(cells: FixedArray) -> Mask:
@@ -69,7 +70,7 @@ def _whole_tensor(cells: FixedArray) -> Mask:
                 f"a mask of shape {cells.array.shape} does not fit (q_len, kv_len) = {(q_len, kv_len)}"
             ) from None
 
-    return Leaf(from_tensor, {"tensor": cells.key}, bind)
+    return Leaf(from_tensor, {"tensor": cells.key}, bind, source=(_whole_tensor, (cells,)))
 
 
 def _grid_of(name: str, array: np.ndarray, leaf, text: str) -> Mask:

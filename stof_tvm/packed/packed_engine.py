@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 import torch
 
-from stof_tvm.engine import Engine
+from stof_tvm.engine import IN_TRACED, Engine
 from stof_tvm.frontend.packing.dims import TOKEN
 from stof_tvm.frontend.packing.program import OF_SEQUENCES, OF_TOKENS, SHARED, Output
 from stof_tvm.packed.layout import Layout, layout_of_lengths, layout_of_mask
 from stof_tvm.packed.row_engines import Plan, RowEngine, RowEngines
 from stof_tvm.report import Report, Verification
+from stof_tvm.running.has_data import check_has_data
 from stof_tvm.running.states import Store
 from stof_tvm.signature import wrong_tensor
 from tir_kernels.errors import InputError
@@ -129,6 +130,8 @@ class PackedEngine(Engine):
             shape = (*leading, *example.shape[len(leading) :])
             if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype != example.dtype:
                 raise wrong_tensor(name, str(example.dtype).removeprefix("torch."), shape, value)
+            if value.device.type == self._device_type:  # else `_packed` says so
+                check_has_data(name, value, IN_TRACED)
         if lengths is not None:
             layout = layout_of_lengths(lengths, batch, width)
         else:

@@ -6,15 +6,13 @@ themselves: those of the rule in PyTorch, from PyTorch's own q and k, must be th
 a difference of q and k can turn that would be no error of theirs (`CLOSE`).
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from relax_passes.attention.found_blocks.block_maps import SAME_SCALE
 from relax_passes.attention.site_names import named
 from stof_tvm.frontend import ImportedModel
-from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.masks.tensors import block_sparse
 from stof_tvm.rules.found import FoundBlocks
 from stof_tvm.verification.comparison import CLOSE
@@ -82,8 +80,9 @@ class ComparedRules:
         ties = 0
         for path, node in known.items():
             shape, scale = self.rows[path].shape, node.kwargs.get("scale")
-            q, k = _as_kernels_see(next(operands), next(operands), shape, scale)
-            ties += _near_ties(path, self.rules[path], self.maps[path], q, k, CLOSE[precision or q.dtype])
+            q, k = _as_kernels_see(next(operands), next(operands), shape)
+            close = CLOSE[precision or q.dtype]
+            ties += _near_ties(path, self.rules[path], self.maps[path], *for_rule(q, k, scale), close)
         told = f"as PyTorch but for {ties} near ties" if ties else "as PyTorch"
         if rest := [named(path) for path in self.rules if path not in known]:
             whose = "whose queries and keys PyTorch's graph does not name"
@@ -98,12 +97,11 @@ def _fits(node: torch.fx.Node, shape: AttentionShape) -> bool:
     return q_size == row * shape.heads * shape.q_len and k_size % (row * shape.kv_heads * shape.kv_len) == 0
 
 
-def _as_kernels_see(q, k, shape: AttentionShape, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (B, H, Sq, D), times what another scale than 1 / √D differs by, and k (B, Hkv, Skv, D), heads not repeated."""
+def _as_kernels_see(q, k, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (B, H, Sq, D) and k (B, Hkv, Skv, D), heads not repeated."""
     q = q.reshape(shape.batch, shape.heads, shape.q_len, shape.head_dim)
     k = k.reshape(shape.batch, -1, shape.kv_len, shape.head_dim)
-    factor = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
-    return q if abs(factor - 1) <= SAME_SCALE else q * factor, k[:, :: k.shape[1] // shape.kv_heads]
+    return q, k[:, :: k.shape[1] // shape.kv_heads]
 
 
 def _near_ties(path: str, rule: Rule, block_map: torch.Tensor, q: torch.Tensor, k: torch.Tensor, close: float) -> int:

@@ -7,9 +7,10 @@ import torch
 from relax_passes.attention.site_names import named
 from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.quality.capture import call_of, captured
-from stof_tvm.masks.quality.recall import kept_shares, scaled
+from stof_tvm.masks.quality.capture import call_of, captured, check_model
+from stof_tvm.masks.quality.recall import kept_shares
 from stof_tvm.masks.quality.weights import Attention
+from stof_tvm.masks.runtime.rule import for_rule
 from stof_tvm.site_masks import SiteMasks
 from tir_kernels.errors import InputError, MaskError
 
@@ -68,13 +69,16 @@ def explain_attention(model: torch.nn.Module, sample, mask, rows: int | None = N
     Raises
     ------
     MaskError
-        A mask that is none, does not fit an attention, or reaches none.
+        A mask that is none, does not fit an attention; a path that matches none.
     InputError
-        A sample that is no call; a model without such attentions.
+        A sample that is no call; no model, or one without such attentions.
     UnsupportedError
         An attention with dropout, or in a module that the model holds under several names.
     """
     rows = None if rows is None else check_int("rows", rows, least=1)
+    if mask is None:
+        raise MaskError("mask is None: explain_attention says what a mask or a rule keeps; give one, or some by path")
+    check_model(model)
     given, found = SiteMasks(mask, takes_rules=True), []
 
     def receive(path: str, attention: Attention, out: torch.Tensor) -> None:
@@ -91,9 +95,7 @@ def explain_attention(model: torch.nn.Module, sample, mask, rows: int | None = N
             module.training = True
     if not found:
         raise InputError(f"{type(model).__name__} computes no attention by F.scaled_dot_product_attention")
-    if not any(row.mask for row in found):
-        known = ", ".join(named(row.path) for row in found)
-        raise MaskError(f"the mask reaches no attention of the model; there are: {known}")
+    given.check_paths([row.path for row in found])
     return ExplainedAttention(found)
 
 
@@ -109,6 +111,6 @@ def _mask_at(given: SiteMasks, path: str, attention: Attention) -> tuple[Mask | 
     """What is kept of an attention by the mask or the rule that was given for it, and how that prints itself."""
     rule = given.rule_for(path)
     if rule is not None:
-        return rule.rule.mask(scaled(attention.q, attention.scale), attention.k), repr(rule)
+        return rule.rule.mask(*for_rule(attention.q, attention.k, attention.scale)), repr(rule)
     mask = given.given_for(path, attention.sizes)
     return mask, "" if mask is None else repr(mask)

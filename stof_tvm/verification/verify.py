@@ -86,6 +86,7 @@ def verify_engine(
     if rules:
         results = results_and_states(engine, args, kwargs) if results is None else results
         mask_for = rules.masks_found(engine.found_blocks(), mask_for)
+        engine._forget_found_blocks()
     precision = TF32_PRECISION if report.float32 == "tf32" else None
     is_masked = any(mask_for(site.site, sizes_of(site), site.first_row) is not None for site in sites)
     reference = Once(lambda: Reference(imported, sites, mask_for, part))

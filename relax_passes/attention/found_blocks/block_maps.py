@@ -2,11 +2,11 @@
 
     map = rule(q * (scale * √D), k)        bool (B or 1, H or 1, query blocks, key blocks), operand of the kernel
 
-A rule takes the scale for 1 / √D, so q takes what another scale differs by.  The rule's function is added to the module
-as it was imported; `InlinePrivateFunctions` then puts its operators among the model's.
+A rule takes the scale for 1 / √D, so q takes what another scale differs by, in float32 where float16 might overflow.
+The rule's function is added to the module as it was imported; `InlinePrivateFunctions` then puts its operators among
+the model's.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,11 +25,11 @@ from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.rebuild import new_main, substitute
 from tir_kernels.attention.mask_forms import MaskLike
 from tir_kernels.attention.problem import AttentionProblem, BlockMap
+from tir_kernels.attention.rule_scale import rule_scale
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.report_rows import RewrittenRow
 
 VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to", "strided_slice", "astype")
-SAME_SCALE = 1e-6  # a relative difference of scales that no rounding of q would show
 
 
 class SiteRule(Protocol):
@@ -76,7 +76,8 @@ class RuleEmitter:
                 f"attention {named(call.site)} is over a cache that the model updates, where {rule!r} would see places "
                 "that hold no token yet: give a static mask"
             )
-        q_shape, k_shape, dtype = shape_of(call.q), shape_of(call.k), dtype_of(call.q)
+        q_shape, k_shape = shape_of(call.q), shape_of(call.k)
+        _, dtype = rule_scale(call.scale, q_shape[3], dtype_of(call.q))
         module = rule.traced(q_shape, k_shape, dtype)
         key = module, rule.block
         if key not in self.functions:
@@ -93,9 +94,10 @@ class RuleEmitter:
         is_result: bool,
     ) -> relax.Var:
         """Emit the map of an attention with a mask, and what is returned of it: the map itself only if `is_result`."""
-        emit, factor = self.builder.emit, problem.scale * math.sqrt(problem.head_dim)
-        if abs(factor - 1) > SAME_SCALE:
-            q = emit(relax.op.multiply(q, relax.const(factor, problem.dtype)))
+        emit, (factor, dtype) = self.builder.emit, rule_scale(problem.scale, problem.head_dim, problem.dtype)
+        if factor != 1:  # multiplied in float32, as PyTorch multiplies halves by a number
+            q = emit(relax.op.multiply(self._cast(q, "float32"), relax.const(factor, "float32")))
+            q, k = self._cast(q, dtype), self._cast(k, dtype)
         found = relax.Call(function.name, [q, k])
         block_map = self._result(found) if is_result else emit(found)
         kept = self.constant(kept_in_blocks(mask, problem))
@@ -107,6 +109,10 @@ class RuleEmitter:
         """What the function that was built last is to return; the next one begins anew."""
         results, self.results = self.results, []
         return results
+
+    def _cast(self, x: relax.Expr, dtype: str) -> relax.Expr:
+        """Emit a tensor in another dtype; the tensor itself where it has that."""
+        return x if dtype_of(x) == dtype else self.builder.emit(relax.op.astype(x, dtype))
 
     def _result(self, expr: relax.Expr) -> relax.Var:
         """Emit what can be returned."""

@@ -87,8 +87,8 @@ def _found(arguments) -> tuple:
     from stof_tvm.cli.named.masks import mask_of, rule_of
     from stof_tvm.cli.named.tensors import doubt, load_q_and_k
     from stof_tvm.masks.mask import Mask
-    from stof_tvm.masks.quality.recall import recall, scaled
-    from stof_tvm.masks.runtime.rule import Rule
+    from stof_tvm.masks.quality.recall import recall
+    from stof_tvm.masks.runtime.rule import Rule, for_rule
 
     given: Mask | Rule = rule_of(arguments.mask) if arguments.rule else mask_of(arguments.mask, FOR_RULES)
     if arguments.from_tensors is None:
@@ -96,7 +96,7 @@ def _found(arguments) -> tuple:
     within = None if arguments.within is None else mask_of(arguments.within)
     q, k = load_q_and_k(*arguments.from_tensors)
     if isinstance(given, Rule):
-        mask, arguments.block = given.mask(scaled(q, arguments.scale), k), arguments.block or given.block
+        mask, arguments.block = given.mask(*for_rule(q, k, arguments.scale)), arguments.block or given.block
     else:
         mask = given
     found = recall(mask, q, k, arguments.scale, within)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -12,11 +12,12 @@ from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.quality.assignment import Assignment, of_heads
 from stof_tvm.masks.quality.budget import allocate
 from stof_tvm.masks.quality.candidates import EVERYTHING, default_candidates, rule_candidates
-from stof_tvm.masks.quality.capture import call_of, captured
+from stof_tvm.masks.quality.capture import call_of, captured, check_model
 from stof_tvm.masks.quality.effects import Effects, measure
 from stof_tvm.masks.quality.weights import Attention
 from stof_tvm.masks.runtime.per_head import OfHeads
 from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.windows import causal
 from tir_kernels.errors import InputError, MaskError
 
 METHODS = ("error", "gradient")
@@ -72,8 +73,8 @@ def calibrate(
         below what the sparsest candidates keep; NaN; samples of different lengths whose attention is causal, without
         candidates.
     MaskError
-        Candidates that are neither masks nor rules of one head, rules of several blocks, or what does not fit an
-        attention.
+        Candidates that are neither masks nor rules of one head, rules of several blocks, what does not fit an
+        attention, or keeps nothing of it.
     UnsupportedError
         An attention with dropout, or in a module that the model holds under several names.
     """
@@ -84,6 +85,9 @@ def calibrate(
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget <= 1:
         raise InputError(f"budget={reprlib.repr(budget)} must be a number above 0 and at most 1")
     rows = None if rows is None else check_int("rows", rows, least=1)
+    check_model(model)
+    if isinstance(samples, torch.Tensor | Mapping | str) or not isinstance(samples, Iterable):
+        raise InputError(f"samples is a list of calls of the model, got {type(samples).__name__}")
     survey = _Survey(None if candidates is None else _checked(candidates), rows)
     count = 0
     for sample in samples:
@@ -150,10 +154,23 @@ class _Survey:
                 "another: columns and diagonals that are found in one do not fit the other; give candidates="
             )
         found = measure(attention, self.options[path], gradient, self.rows)
+        self._check_candidates(path, attention)
         if path in self.effects:
             self.effects[path] += found
         else:
             self.effects[path] = found
+
+    def _check_candidates(self, path: str, attention: Attention) -> None:
+        """MaskError for a candidate of which an attention has nothing, which `build` would refuse."""
+        for one in self.candidates if isinstance(self.candidates, list) else []:
+            mask = one.within if isinstance(one, Rule) else one
+            if attention.causal and mask is not None:
+                mask &= causal()
+            if mask is not None and mask.compile(*attention.sizes[2:]).is_empty:
+                raise MaskError(
+                    f"the candidate {one!r} keeps nothing of attention {path!r}, of {attention.sizes[2]} queries "
+                    f"and {attention.sizes[3]} keys: build takes no such mask"
+                )
 
     def _options(self, attention: Attention) -> list[list[Mask | Rule]]:
         """What each head of an attention chooses from."""

@@ -113,6 +113,12 @@ def _attention(path: str, call: dict) -> Attention:
     return Attention(q.detach(), k.detach(), v.detach(), scale, call["is_causal"], bias)
 
 
+def check_model(model) -> None:
+    """InputError unless it is a module."""
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model must be a torch.nn.Module, got {type(model).__name__} {reprlib.repr(model)}")
+
+
 def call_of(sample) -> tuple[tuple, dict]:
     """Arguments of a call of a model from a tensor, a tuple or a dict; InputError for anything else."""
     if isinstance(sample, torch.Tensor):

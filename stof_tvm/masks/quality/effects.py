@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from stof_tvm.masks.mask import Mask, per_head
-from stof_tvm.masks.quality.recall import scaled
 from stof_tvm.masks.quality.weights import Attention, MaskRows, grouped_product, softmax_of
-from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.runtime.rule import Rule, for_rule
 
 
 @dataclass
@@ -84,5 +83,5 @@ def _mask_of(column: list[Mask | Rule], attention: Attention) -> Mask:
     """What the heads' options at one place keep in an attention."""
     first = column[0]
     if isinstance(first, Rule):
-        return first.mask(scaled(attention.q, attention.scale), attention.k)
+        return first.mask(*for_rule(attention.q, attention.k, attention.scale))
     return first if len(set(column)) == 1 else per_head(column)

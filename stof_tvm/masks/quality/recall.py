@@ -4,11 +4,18 @@ from typing import NamedTuple
 
 import torch
 
-from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.arguments import as_number, check_int
 from stof_tvm.masks.mask import Mask
-from stof_tvm.masks.quality.weights import Attention, MaskRows, check_attention, default_scale, softmax_of
-from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.masks.quality.weights import (
+    Attention,
+    MaskRows,
+    check_attention,
+    default_scale,
+    softmax_of,
+)
+from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.masks.tensors import from_tensor
+from stof_tvm.running.has_data import check_has_data
 from tir_kernels.errors import MaskError
 
 
@@ -54,11 +61,14 @@ def recall(
         Tensors that do not belong together.
     """
     check_attention(q, k)
+    scale = None if scale is None else as_number("scale", scale)
+    for name, x in (("q", q), ("k", k)):
+        check_has_data(name, x, "recall looks at its values")
     if isinstance(mask, Rule):
-        mask = mask.mask(scaled(q.detach(), scale), k.detach())
+        mask = mask.mask(*for_rule(q.detach(), k.detach(), scale))
     mask = _as_mask("mask", mask)
     rows = None if rows is None else check_int("rows", rows, least=1)
-    attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else float(scale))
+    attention = Attention(q.detach(), k.detach(), None, default_scale(q) if scale is None else scale)
     heads, _ = kept_shares(attention, mask, None if within is None else _as_mask("within", within), rows)
     return Recall(float(heads.mean()), heads)
 
@@ -83,11 +93,6 @@ def kept_shares(
         of += whole.expand(*shape, *scores.shape[2:]).sum((2, 3))
     shares = (torch.where(n > 0, x / n.clamp(min=1), 1.0).cpu() for x, n in ((mass, counted), (pairs, of)))
     return next(shares), next(shares)
-
-
-def scaled(q: torch.Tensor, scale: float | None) -> torch.Tensor:
-    """q (B, H, Sq, D), floating point, for a rule, which takes the scale of scores for 1 / √D."""
-    return q if scale is None else q * (float(scale) / default_scale(q))
 
 
 def _as_mask(name: str, given) -> Mask:

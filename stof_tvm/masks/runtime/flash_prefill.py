@@ -1,5 +1,7 @@
 """FlashPrefill: blocks whose weight comes near the largest of their row, without sorting."""
 
+from dataclasses import dataclass
+
 import torch
 
 from stof_tvm.masks.arguments import check_int
@@ -35,17 +37,28 @@ def flash_prefill(threshold: float = 0.1, sinks: int = 2, window: int = 4, last:
     given = {"sinks": sinks, "window": window, "last": last}
     sinks, window, last = (check_int(name, value) for name, value in given.items())
 
-    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        weights = _weights(q, k, size)
-        light = weights < threshold * weights.amax(-1, keepdim=True)  # not what is NaN
+    text = f"flash_prefill({threshold}, sinks={sinks}, window={window}, last={last}, block={block})"
+    return Rule(_NearLargest(threshold, sinks, window, last, size), (size, size), causal_mask(), text)
+
+
+@dataclass(frozen=True)
+class _NearLargest:
+    """The rule's function, with its arguments."""
+
+    threshold: float
+    sinks: int
+    window: int
+    last: int
+    size: int
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        weights = _weights(q, k, self.size)
+        light = weights < self.threshold * weights.amax(-1, keepdim=True)  # not what is NaN
         rows, columns = weights.shape[2:]
         left = block_distances(rows, columns, q.device)
         at = torch.arange(max(rows, columns), device=q.device)
-        forced = (at[:columns] < sinks) | (left < window) | (at[:rows, None] >= rows - last)
+        forced = (at[:columns] < self.sinks) | (left < self.window) | (at[:rows, None] >= rows - self.last)
         return (~light | forced) & (left >= 0)
-
-    text = f"flash_prefill({threshold}, sinks={sinks}, window={window}, last={last}, block={block})"
-    return Rule(found, (size, size), causal_mask(), text)
 
 
 def _weights(q: torch.Tensor, k: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """FlexPrefill: a pattern for each head, chosen in each call."""
 
+from dataclasses import dataclass
+
 import torch
 
 from stof_tvm.masks.arguments import check_int
@@ -48,17 +50,29 @@ def flex_prefill(gamma: float = 0.9, tau: float = 0.1, least: int = 1024, block:
     """
     gamma, tau = check_mass("gamma", gamma), check_number("tau", tau, 0, 1)
     least, size = check_int("least", least), check_square("flex_prefill", block)
-    fewest = max(1, -(-least // size))
+    text = f"flex_prefill(gamma={gamma}, tau={tau}, least={least}, block={block})"
+    return Rule(_OfHeads(gamma, tau, max(1, -(-least // size)), size), (size, size), causal_mask(), text)
 
-    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+
+@dataclass(frozen=True)
+class _OfHeads:
+    """The rule's function, with its arguments."""
+
+    gamma: float
+    tau: float
+    fewest: int
+    size: int
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        gamma, size = self.gamma, self.size
         last = min(size, check_prompt("flex_prefill", q, k))
         true, by_distance = (block_sums(x / last, size) for x in sums_of_last(q, k, last))
         of_means = grouped_product(q[:, :, -last:].float().mean(2, True), block_means(k, size).transpose(-1, -2))
         predicted = (of_means * default_scale(q)).softmax(-1).squeeze(2)
-        trusted = jensen_shannon(predicted, true).sqrt()[..., None] < tau
+        trusted = jensen_shannon(predicted, true).sqrt()[..., None] < self.tau
         first = torch.arange(true.shape[-1], device=q.device) == 0  # the first column and the main diagonal
         columns, diagonals = (
-            (most_mass(x, gamma, first) & ~trusted) | largest(x.masked_fill(first, torch.inf), fewest)
+            (most_mass(x, gamma, first) & ~trusted) | largest(x.masked_fill(first, torch.inf), self.fewest)
             for x in (true, by_distance)
         )
         heaviest = most_mass(pooled_scores(q, k, (size, size), True).softmax(-1).flatten(2), gamma)
@@ -66,9 +80,6 @@ def flex_prefill(gamma: float = 0.9, tau: float = 0.1, least: int = 1024, block:
         kept = columns.unsqueeze(2) | diagonals[..., left.clamp(min=0)]
         kept = kept | (heaviest & trusted).unflatten(2, left.shape)
         return kept & (left >= 0)
-
-    text = f"flex_prefill(gamma={gamma}, tau={tau}, least={least}, block={block})"
-    return Rule(found, (size, size), causal_mask(), text)
 
 
 def jensen_shannon(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

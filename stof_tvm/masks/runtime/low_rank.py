@@ -1,10 +1,11 @@
 """DSA's predictor: scores of few dimensions and bits."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.arguments import check_flag, check_int
 from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.runtime.selection import block_means, block_weights, check_mass, largest, most_mass, reachable
@@ -57,23 +58,37 @@ def low_rank(
     bits, seed = check_int("bits", bits, least=2, largest=8), check_int("seed", seed, largest=2**31 - 1)
     if size[0] % stride or size[1] % stride:
         raise MaskError(f"stride={stride} must divide the height and width of block={block}")
-    each = size[0] // stride, size[1] // stride
-
-    def found(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        few = projection(queries.shape[3], rank, seed, queries.device)
-        rows, columns = (rounded(block_means(x, stride) @ few, bits) for x in (queries, keys))
-        scores = grouped_product(rows, columns.transpose(-1, -2)) * default_scale(queries)
-        weights = block_weights(scores, each, causal)
-        if k is None:
-            return most_mass(weights, mass)
-        if causal:
-            seen = reachable(queries.shape[2], keys.shape[2], size, queries.device)
-            weights = weights.masked_fill(~seen, -torch.inf)
-        return largest(weights, k)
-
+    causal = check_flag("causal", causal)
     kept = f"mass={mass}" if k is None else f"k={k}"
     text = f"low_rank({kept}, rank={rank}, bits={bits}, stride={stride}, seed={seed}, block={block}, causal={causal})"
-    return Rule(found, size, causal_mask() if causal else None, text)
+    function = _Projected(mass, k, rank, bits, stride, seed, size, causal)
+    return Rule(function, size, causal_mask() if causal else None, text)
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """The rule's function, with its arguments."""
+
+    mass: float
+    k: int | None
+    rank: int
+    bits: int
+    stride: int
+    seed: int
+    block: tuple[int, int]
+    causal: bool
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        few = projection(q.shape[3], self.rank, self.seed, q.device)
+        rows, columns = (rounded(block_means(x, self.stride) @ few, self.bits) for x in (q, k))
+        scores = grouped_product(rows, columns.transpose(-1, -2)) * default_scale(q)
+        each = self.block[0] // self.stride, self.block[1] // self.stride
+        weights = block_weights(scores, each, self.causal)
+        if self.k is None:
+            return most_mass(weights, self.mass)
+        if self.causal:
+            weights = weights.masked_fill(~reachable(q.shape[2], k.shape[2], self.block, q.device), -torch.inf)
+        return largest(weights, self.k)
 
 
 def projection(size: int, rank: int, seed: int, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.arguments import check_flag, check_int
 from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.runtime.selection import block_means, largest, reachable
@@ -43,14 +43,10 @@ def top_blocks(k: int, block=64, causal: bool = False, pool: str = MEAN) -> Rule
     MaskError
         A number, a block or a pool that is none.
     """
-    k, size = check_int("k", k, least=1), check_block(block)
+    k, size, causal = check_int("k", k, least=1), check_block(block), check_flag("causal", causal)
     if pool not in POOLS:
         raise MaskError(f"pool={reprlib.repr(pool)} must be 'mean' or 'bounds'")
-    top: Callable
-    if pool == MEAN:
-        top = _TopMeans(k, size, causal)
-    else:
-        top = lambda queries, keys: largest(bounding_scores(queries, keys, size, causal), k)
+    top = (_TopMeans if pool == MEAN else _TopBounds)(k, size, causal)
     text = f"top_blocks({k}, block={block}" + ", causal=True" * causal + f", pool='{pool}'" * (pool != MEAN) + ")"
     return Rule(top, size, causal_mask() if causal else None, text)
 
@@ -75,6 +71,18 @@ class _TopMeans:
             return largest(scores if reached is None else scores.masked_fill(~reached[first:end], -torch.inf), self.k)
 
         return rows
+
+
+@dataclass(frozen=True)
+class _TopBounds:
+    """The rule's function for bounds, with its arguments."""
+
+    k: int
+    block: tuple[int, int]
+    causal: bool
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return largest(bounding_scores(q, k, self.block, self.causal), self.k)
 
 
 def _pooled(q: torch.Tensor, k: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:

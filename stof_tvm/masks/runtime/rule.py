@@ -9,6 +9,7 @@ from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask, Or
 from stof_tvm.masks.quality.weights import check_attention, without_autocast
 from stof_tvm.masks.tensors import block_sparse
+from tir_kernels.attention.rule_scale import rule_scale
 from tir_kernels.errors import MaskError
 
 ROWS, KEYS = 16, 32  # what the height and the width of a block are multiples of
@@ -66,6 +67,19 @@ class Rule:
         return Rule(self.function, self.block, within, self.text, self.identity, (*self.bounds, mask))
 
     __rand__ = __and__
+
+    def __or__(self, other):
+        raise MaskError(f"there is no union with {self!r}: a rule is joined to masks, by & alone")
+
+    __ror__ = __or__
+
+    def __invert__(self):
+        raise MaskError(f"there is no complement of {self!r}: a rule is joined to masks, by & alone")
+
+    __array_ufunc__ = None  # NumPy would combine each element of an array with the rule
+
+    def __bool__(self):
+        raise MaskError(f"{self!r} has no truth value; join a rule to masks by &, not by and, or, not")
 
     def block_map(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Boolean (B or 1, H or 1, query blocks, key blocks): the blocks that the function selects.
@@ -162,6 +176,17 @@ class Rule:
 def _versions(*tensors: torch.Tensor) -> list[int]:
     """How often PyTorch has seen each tensor written to; nothing of what stands for one while a graph is traced."""
     return [x._version for x in tensors if type(x) is torch.Tensor and not x.is_inference()]
+
+
+def for_rule(q: torch.Tensor, k: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """q (B, H, Sq, D) and k, floating point, as a rule takes them, whose scores have another scale than 1 / √D."""
+    if scale is None:
+        return q, k
+    factor, dtype = rule_scale(scale, q.shape[3], str(q.dtype).removeprefix("torch."))
+    if factor == 1:
+        return q, k
+    q, k = (x.to(getattr(torch, dtype)) for x in (q, k))
+    return q * factor, k
 
 
 def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=64) -> Rule:

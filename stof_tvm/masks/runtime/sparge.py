@@ -1,7 +1,10 @@
 """SpargeAttention: blocks by the mass of pooled scores, where blocks are alike enough to be pooled."""
 
+from dataclasses import dataclass
+
 import torch
 
+from stof_tvm.masks.arguments import check_flag
 from stof_tvm.masks.runtime.pooled import pooled_scores
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.runtime.selection import block_means, check_mass, check_number, reachable, within_mass
@@ -32,19 +35,29 @@ def sparge(mass: float = 0.98, similarity: float = 0.6, block=64, causal: bool =
         A number or a block that is none.
     """
     mass, size = check_mass("mass", mass), check_block(block)
-    similarity = check_number("similarity", similarity, -1, 1)
+    similarity, causal = check_number("similarity", similarity, -1, 1), check_flag("causal", causal)
+    text = f"sparge(mass={mass}, similarity={similarity}, block={block}, causal={causal})"
+    return Rule(_Pooled(mass, similarity, size, causal), size, causal_mask() if causal else None, text)
 
-    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        queries, keys = (alike(x, n) > similarity for x, n in zip((q, k), size))  # of NaN, and of zeros, False
+
+@dataclass(frozen=True)
+class _Pooled:
+    """The rule's function, with its arguments."""
+
+    mass: float
+    similarity: float
+    block: tuple[int, int]
+    causal: bool
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        # Of NaN, and of zeros, False.
+        queries, keys = (alike(x, n) > self.similarity for x, n in zip((q, k), self.block))
         keys = keys.repeat_interleave(q.shape[1] // k.shape[1], 1).unsqueeze(2)
-        scores = pooled_scores(q, k, size, causal).masked_fill(~keys, -torch.inf)
+        scores = pooled_scores(q, k, self.block, self.causal).masked_fill(~keys, -torch.inf)
         none = (scores == -torch.inf).all(-1, keepdim=True)
         weights = scores.masked_fill(none, 0).softmax(-1)
-        kept = (within_mass(weights, mass) & ~none) | ~keys | ~queries.unsqueeze(3)
-        return kept & reachable(q.shape[2], k.shape[2], size, q.device) if causal else kept
-
-    text = f"sparge(mass={mass}, similarity={similarity}, block={block}, causal={causal})"
-    return Rule(found, size, causal_mask() if causal else None, text)
+        kept = (within_mass(weights, self.mass) & ~none) | ~keys | ~queries.unsqueeze(3)
+        return kept & reachable(q.shape[2], k.shape[2], self.block, q.device) if self.causal else kept
 
 
 def alike(x: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,8 +1,10 @@
 """XAttention: blocks by the sums of their antidiagonals."""
 
+from dataclasses import dataclass
+
 import torch
 
-from stof_tvm.masks.arguments import check_int
+from stof_tvm.masks.arguments import check_flag, check_int
 from stof_tvm.masks.quality.weights import default_scale, grouped_product
 from stof_tvm.masks.runtime.rule import Rule, check_block
 from stof_tvm.masks.runtime.selection import block_weights, check_mass, most_mass, padded, reachable
@@ -36,18 +38,29 @@ def xattention(stride: int = 16, mass: float = 0.9, block=64, causal: bool = Tru
     size, stride = check_block(block), check_int("stride", stride, least=1)
     if size[0] % stride or size[1] % stride:
         raise MaskError(f"stride={stride} must divide the height and width of block={block}")
-    mass, each = check_mass("mass", mass), (size[0] // stride, size[1] // stride)
+    mass, causal = check_mass("mass", mass), check_flag("causal", causal)
+    text = f"xattention(stride={stride}, mass={mass}, block={block}, causal={causal})"
+    return Rule(_Antidiagonals(stride, mass, size, causal), size, causal_mask() if causal else None, text)
 
-    def found(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+
+@dataclass(frozen=True)
+class _Antidiagonals:
+    """The rule's function, with its arguments."""
+
+    stride: int
+    mass: float
+    block: tuple[int, int]
+    causal: bool
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        stride, (height, width) = self.stride, self.block
         rows, keys = (padded(x, 0, 0, 0, -x.shape[2] % stride).unflatten(2, (-1, stride)) for x in (q, k))
         products = grouped_product(rows.flip(3).flatten(3), keys.flatten(3).transpose(-1, -2))
-        weights = block_weights(products * (default_scale(q) / stride), each, causal)
-        if not causal:
-            return most_mass(weights, mass)
-        seen = reachable(q.shape[2], k.shape[2], size, q.device)
-        first_row = torch.arange(0, q.shape[2], size[0], device=q.device)[:, None]
-        first_key = torch.arange(0, k.shape[2], size[1], device=q.device)
-        return most_mass(weights, mass, (seen & (first_key + size[1] > first_row)) | (first_key == 0))
-
-    text = f"xattention(stride={stride}, mass={mass}, block={block}, causal={causal})"
-    return Rule(found, size, causal_mask() if causal else None, text)
+        each = height // stride, width // stride
+        weights = block_weights(products * (default_scale(q) / stride), each, self.causal)
+        if not self.causal:
+            return most_mass(weights, self.mass)
+        seen = reachable(q.shape[2], k.shape[2], self.block, q.device)
+        first_row = torch.arange(0, q.shape[2], height, device=q.device)[:, None]
+        first_key = torch.arange(0, k.shape[2], width, device=q.device)
+        return most_mass(weights, self.mass, (seen & (first_key + width > first_row)) | (first_key == 0))

@@ -12,13 +12,14 @@ import torch.distributed as dist
 from stof_tvm.attention import Options, attend, check_inputs, without_added_dimensions
 from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
+from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.parallel.context.exchange import Exchange
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
 from stof_tvm.parallel.ranks import Peers, peers_of
 from stof_tvm.running.bounded_cache import BoundedCache
-from tir_kernels.errors import InputError, UnsupportedError
+from tir_kernels.errors import InputError, MaskError, UnsupportedError
 
 CALLS = 64  # kinds of calls of a group that are kept
 FIRST, EXCHANGE = "a first attention", "the exchange of keys"
@@ -38,7 +39,7 @@ def _context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, pl
     calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
     try:
         dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
-        _check_call(q, k, v, bias, plan, ranks)
+        _check_call(q, k, v, mask, bias, plan, ranks)
         if mask is None and plan is not None:
             mask = plan.mask
         layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
@@ -135,12 +136,17 @@ def _place_in(group) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
-def _check_call(q, k, v, bias, plan, ranks: int) -> None:
+def _check_call(q, k, v, mask, bias, plan, ranks: int) -> None:
     """Refuse what a group does not compute."""
     if plan is not None and not isinstance(plan, ContextPlan):
         raise InputError(f"plan must be what parallel.context_plan makes, got {type(plan).__name__}")
     if plan is not None and plan.ranks != ranks:
         raise InputError(f"the plan is one for {plan.ranks} ranks, the group has {ranks}")
+    if isinstance(mask, Rule):
+        raise MaskError(
+            f"{mask!r} with group=: a rule is not cut among ranks, each of which has some of the tokens only; leave "
+            "group out, or give a static mask, such as rule.mask(q, k) of the whole sequence"
+        )
     if bias is not None:
         raise UnsupportedError("a bias with a group: ranks that share a sequence do not share out a bias of all pairs")
     if q.shape[2] != k.shape[2]:

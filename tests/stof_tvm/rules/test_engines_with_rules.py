@@ -5,6 +5,7 @@ import torch
 
 import stof_tvm
 from stof_tvm import masks
+from stof_tvm.masks.runtime.rule import for_rule
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.rules.rule_models import EVERY_RULE, LENGTH, RULES, Attend, Decoder, Layer, hidden, tensors
 from tir_kernels.errors import InputError, MaskError, NotRewrittenError, UnsupportedError
@@ -48,6 +49,19 @@ def test_the_rule_sees_the_scores_of_another_scale(scale, name):
     q, k, v = tensors(1)
     close(engine(q, k, v), Attend(scale=scale, rule=rule)(q, k, v))
     assert not torch.equal(engine.found_blocks()[""].block_map, rule.block_map(q, k))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [60.0, 0.2])
+def test_another_scale_in_half_precision(dtype, scale):
+    """The engine finds the blocks that `sparse_attention` and `masks.recall` find."""
+    rule, (q, k, v) = RULES.top_blocks(1, block=32), tensors(dtype=dtype)
+    q, k = q * 100, k / 100
+    engine = build(Attend(scale=scale), (q, k, v), rule)
+    close(engine(q, k, v), Attend(scale=scale, rule=rule)(q, k, v), dtype)
+    found = engine.found_blocks()[""].block_map
+    assert torch.equal(found, rule.block_map(*for_rule(q, k, scale)))
+    assert (found != rule.block_map(q.float() * (4 * scale), k.float())).float().mean() < 0.02
 
 
 def test_a_mask_for_each_head_beside_a_rule():
@@ -134,6 +148,13 @@ def test_each_shape_of_a_range_traces_the_rule():
 
 
 @torch.no_grad()
+def test_a_call_of_the_verification_is_not_the_last_one():
+    engine = build(Attend(), tensors(), TOP)
+    assert not engine.found_blocks() and "kept in the last call" not in str(engine.report())
+    engine(*tensors())
+    assert engine.found_blocks().keys() == {""} and "kept in the last call" in str(engine.report())
+
+
 def test_torch_compile():
     compiled = torch.compile(Attend(True), backend="stof", options={"mask": TOP, "target": QUICK_LLVM})
     q, k, v = tensors(1)

@@ -60,7 +60,14 @@ def test_the_table_names_attentions_and_what_has_no_mask(tensors):
 @pytest.mark.parametrize(
     "mask, error, what",
     [
-        ({"middle": masks.causal()}, MaskError, "reaches no attention of the model; there are: 'near', 'far'"),
+        (
+            {"middle": masks.causal()},
+            MaskError,
+            "path 'middle' matches no attention .*: 'near', 'far'",
+        ),
+        ({"near": masks.causal(), "fra": masks.causal()}, MaskError, "path 'fra' matches no attention of the model"),
+        (None, MaskError, "mask is None: explain_attention says what a mask or a rule keeps"),
+        ({}, MaskError, "names no attention"),
         ({"near": masks.padding([3, 4, 5])}, MaskError, "batch"),
         ({"near": 3}, MaskError, "near"),
     ],
@@ -73,6 +80,9 @@ def test_masks_that_do_not_fit(tensors, mask, error, what):
 def test_models_and_samples_that_cannot_be_explained(tensors):
     with pytest.raises(InputError, match="computes no attention"):
         stof_tvm.explain_attention(nn.Linear(4, 4), torch.randn(2, 4), masks.causal())
+    for model in (3, lambda q, k: q):
+        with pytest.raises(InputError, match="model must be a torch.nn.Module, got"):
+            stof_tvm.explain_attention(model, tensors, masks.causal())
     with pytest.raises(InputError, match="a sample is a tuple"):
         stof_tvm.explain_attention(Two(), 3, masks.causal())
 

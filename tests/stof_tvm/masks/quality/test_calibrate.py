@@ -120,14 +120,11 @@ def test_the_effect_on_the_loss_is_of_first_order():
 def test_samples_of_different_lengths():
     samples = [torch.randn(1, 1, n, 4, generator=torch.manual_seed(n)) for n in (16, 48)]
     assert masks.calibrate(ATTEND, samples, 0.7).density <= 0.7
-    causal = type(
-        "Causal", (nn.Module,), {"forward": lambda self, x: F.scaled_dot_product_attention(x, x, x, is_causal=True)}
-    )
     with pytest.raises(
         InputError, match=r"attention '' has \(16, 16\) queries .*, \(48, 48\) in another.* give candidates="
     ):
-        masks.calibrate(causal(), samples, 0.7)
-    found = masks.calibrate(causal(), samples, 0.7, candidates=[masks.sliding_window(4)])
+        masks.calibrate(CAUSAL, samples, 0.7)
+    found = masks.calibrate(CAUSAL, samples, 0.7, candidates=[masks.sliding_window(4)])
     kept = sum(masks.causal().dense(n).logical_and(found[""].dense(n)).sum().item() for n in (16, 48))
     assert found.density == pytest.approx(kept / (16 * 17 / 2 + 48 * 49 / 2))
 
@@ -231,6 +228,10 @@ class Fails(nn.Module):
 
 
 X = torch.randn(1, 1, 8, 4)
+NOTHING = masks.causal() & ~masks.causal()
+CAUSAL = type(
+    "Causal", (nn.Module,), {"forward": lambda self, x: F.scaled_dot_product_attention(x, x, x, is_causal=True)}
+)()
 ATTEND = type(
     "Attend", (nn.Module,), {"forward": lambda self, x, p=0.0: F.scaled_dot_product_attention(x, x, x, None, p)}
 )()
@@ -263,6 +264,23 @@ def test_a_failing_model_leaves_nothing_behind():
             "budget=0.01: the sparsest candidates of all heads keep",
         ),
         (lambda: masks.calibrate(ATTEND, [], 0.5), InputError, "samples is empty"),
+        (
+            lambda: masks.calibrate(ATTEND, None, 0.5),
+            InputError,
+            "samples is a list of calls.*got NoneType",
+        ),
+        (lambda: masks.calibrate(ATTEND, X, 0.5), InputError, "samples is a list of calls.*got Tensor"),
+        (lambda: masks.calibrate(torch.relu, [X], 0.5), InputError, "model must be a torch.nn.Module, got builtin"),
+        (
+            lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[NOTHING]),
+            MaskError,
+            "causal.* keeps nothing of attention",
+        ),
+        (
+            lambda: masks.calibrate(CAUSAL, [X], 0.5, candidates=[masks.runtime.top_blocks(1) & ~masks.causal()]),
+            MaskError,
+            "top_blocks.* keeps nothing of attention '', of 8 queries and 8 keys: build takes no such mask",
+        ),
         (
             lambda: masks.calibrate(ATTEND, ["x"], 0.5),
             InputError,

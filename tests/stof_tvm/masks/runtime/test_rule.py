@@ -71,6 +71,29 @@ def test_a_rule_sees_the_scores_of_the_attention(scale):
     assert masks.recall(rule, q, k, scale=scale).mean == pytest.approx(kept, abs=1e-6)
 
 
+@pytest.mark.parametrize(("scale", "size"), [(60.0, 100.0), (1e-9, 1.0)])
+def test_another_scale_of_float16_neither_overflows_nor_vanishes(scale, size):
+    rule, (q, k, v) = masks.runtime.top_blocks(1), tensors(torch.float16)
+    q, k = q * size, k / size
+    chosen = rule.block_map(q.float() * (scale * 32**0.5), k.float())
+    out, lse = sparse_attention(q, k, v, rule, scale=scale, enable_gqa=True, return_lse=True)
+    exact = sparse_attention(q, k, v, pairs(chosen), scale=scale, enable_gqa=True)
+    assert (out - exact).abs().max() < 2e-3 and lse.isfinite().all()
+    kept = masks.recall(pairs(chosen), q, k, scale=scale).mean
+    assert masks.recall(rule, q, k, scale=scale).mean == pytest.approx(kept, abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", ["a", None, torch.ones(3)])
+def test_a_scale_of_recall_that_is_no_number(scale):
+    q, k, _ = tensors()
+    if scale is None:
+        assert masks.recall(masks.causal(), q, k, scale=torch.tensor(0.3)) is not None
+        return
+    for mask in (masks.causal(), masks.runtime.top_blocks(1)):
+        with pytest.raises(InputError, match="scale must be a number, got"):
+            masks.recall(mask, q, k, scale=scale)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -194,6 +217,25 @@ def test_what_is_no_rule():
         rule & rule
     with pytest.raises(InputError, match="must have one batch"):
         rule.block_map(torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "joined, told",
+    [
+        (lambda rule, mask: rule and mask, "no truth value; join a rule to masks by &"),
+        (lambda rule, mask: mask if not rule else rule, "no truth value"),
+        (lambda rule, mask: bool(rule & mask), "no truth value"),
+        (lambda rule, mask: rule | mask, "no union with top_blocks.*by & alone"),
+        (lambda rule, mask: mask | rule, "no union"),
+        (lambda rule, mask: torch.ones(3, 3).bool() | rule, "no union"),
+        (lambda rule, mask: torch.ones(3, 3).bool().numpy() | rule, "no union"),
+        (lambda rule, mask: torch.ones(3, 3).bool().numpy() & rule, "a rule & a Mask is a rule.*ndarray"),
+        (lambda rule, mask: ~rule, "no complement of top_blocks"),
+    ],
+)
+def test_operators_that_rules_lack(joined, told):
+    with pytest.raises(MaskError, match=told):
+        joined(masks.runtime.top_blocks(1), masks.causal())
 
 
 def test_where_static_masks_are_asked_for(tmp_path):

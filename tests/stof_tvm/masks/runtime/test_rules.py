@@ -231,6 +231,11 @@ def test_mass():
     "make, words",
     [
         (lambda: runtime.top_blocks(1, pool="max"), "pool='max' must be 'mean' or 'bounds'"),
+        (lambda: runtime.top_blocks(1, causal=2), "causal=2 must be True or False"),
+        (lambda: runtime.top_blocks(1, causal=None), "causal=None must be True or False"),
+        (lambda: runtime.xattention(causal="no"), "causal='no' must be True or False"),
+        (lambda: runtime.sparge(causal=1), "causal=1 must be True or False"),
+        (lambda: runtime.low_rank(causal=None), "causal=None must be True or False"),
         (lambda: runtime.top_blocks(0), "k=0 must be an integer of at least 1"),
         (lambda: runtime.top_blocks(1, block=40), "block=40: its height, 40, must be a multiple of 16"),
         (lambda: runtime.top_blocks(1, block=(16, 16)), "its width, 16, must be a multiple of 32"),
@@ -259,3 +264,9 @@ def test_mass():
 def test_refused(make, words):
     with pytest.raises(MaskError, match=words):
         make()
+
+
+@pytest.mark.parametrize("make", [lambda x: runtime.top_blocks(1, causal=x), lambda x: runtime.xattention(causal=x)])
+def test_flags_of_numpy(make):
+    for flag in (True, False):
+        assert repr(make(np.bool_(flag))) == repr(make(flag)) and make(np.bool_(flag)).within == make(flag).within

@@ -86,6 +86,12 @@ def test_an_error_of_one_rank_is_told_by_all(found):
 
 
 @pytest.mark.slow
+def test_rules_are_not_cut_among_ranks(found):
+    for each in found:
+        assert each["rule"].startswith("MaskError: top_blocks(1, block=64) with group=: a rule is not cut among ranks")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["other masks", "other length", "other plan"])
 def test_ranks_must_mean_the_same(what, found):
     for each in found:

@@ -108,6 +108,7 @@ def main(rank: int, port: str, file: str) -> None:
     for name in CASES:
         found[name] = attend(group, name, rank)
     found["other masks"] = refused(lambda: call(masks.strided(3 + rank)))
+    found["rule"] = refused(lambda: call(masks.runtime.top_blocks(1)))
     found["other length"] = refused(lambda: call(tokens=64 + rank, plan=None))
     found["other plan"] = refused(lambda: call(plan=[None, halves][rank]))
     found["other tokens"] = refused(lambda: call(tokens=64 - rank))
