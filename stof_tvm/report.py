@@ -130,12 +130,11 @@ class Report:
         rows = [("site", "kernel", "tile", "kept", "blocks", "mask", "why")]
         for site in self.rewritten:
             why = "; ".join([site.reason, *site.notes])
-            kept = [f"{density:.1%}" for density in (site.density, site.block_density)]
-            mask = site.mask
+            most, mask = "", site.mask
             if site.rule is not None:  # what it finds is less, and other in each call
-                kept = [f"≤ {density}" for density in kept]
-                mask = site.rule if mask == NO_MASK else f"{site.rule} within {mask}"
-            rows.append((site.site or "(the model)", site.kernel, site.config, *kept, mask, why))
+                most, mask = "≤ ", site.rule if mask == NO_MASK else f"{site.rule} within {mask}"
+            kept, blocks = f"{most}{site.density:.1%}", f"{most}{site.block_density:.1%}"
+            rows.append((site.site or "(the model)", site.kernel, site.config, kept, blocks, mask, why))
         if self.rewritten:
             lines += _table(rows)
         lines += _lines_without_skips(self.rewritten)
