@@ -137,7 +137,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
     # Attentions over caches are told their rows of a given mask; masks that depend on no input become constants.
     "fold_masks": lambda job: [
         RowsOfCaches(job.site_mask.given_for, job.replaceable is not None),
-        FoldMasks(job.site_mask.given_for, job.replaceable is not None),
+        FoldMasks(job.site_mask.given_for, job.replaceable is not None, job.site_mask.rule_for),
     ],
     # Where some rows of a layer are read, the others are not computed, nor those that no window leads to.
     "read_rows": lambda job: (

@@ -12,7 +12,9 @@ values of a row that holds only huge negative ones stay there, too: PyTorch aver
 
 PyTorch may give NaN for a row in which the model's own mask or bias leaves only -inf.  A `where` after the call then
 gives NaN, too, for rows that are empty by a constant mask or at run time.  In the same way, masks/averages.py gives
-PyTorch's result for rows in which a constant and a run-time mask leave only finite fills.
+PyTorch's result for rows in which a constant and a run-time mask leave only finite fills.  Beside a mask or a rule of
+the user's such rows are 0: there the run-time mask is filled with -inf, so that the kernel finds them, whatever keys
+it is left with.
 """
 
 import functools
@@ -48,7 +50,6 @@ PARTED_NOTE = (
     "rows whose every key that the constant mask keeps is masked at run time are weighed over those keys, "
     "where PyTorch also weighs keys that the constant mask drops by a finite fill"
 )
-LARGEST_MASK = 1 << 28  # elements of a dense mask
 LARGEST_SUMS = 1 << 26  # elements of a dense mask beside which the sums of biases are made in float64
 AVERAGED_NOTE = "rows whose every key is masked average, as in PyTorch with scores within ±{:g}"
 
@@ -70,27 +71,37 @@ class FoldMasks:
     replaceable : bool
         The user may give other masks after the build.  UnsupportedError for a site whose own mask or bias has another
         normal form beside another mask.
+    rule_for : callable
+        Maps a site's path to the SiteRule that finds what is kept of the given mask in each call, or to None.
     """
 
-    def __init__(self, given_for: Callable = lambda path, sizes, first_row: None, replaceable: bool = False):
+    def __init__(
+        self,
+        given_for: Callable = lambda path, sizes, first_row: None,
+        replaceable: bool = False,
+        rule_for: Callable = lambda path: None,
+    ):
         self.given_for = given_for
         self.replaceable = replaceable
+        self.rule_for = rule_for
 
     def transform_module(self, mod, _ctx):
         # Beside no mask the most is masked: if that is the same as what -inf masks, so it is beside any mask.
         given_for = (lambda path, sizes, first_row: None) if self.replaceable else self.given_for
-        return _Folder(mod, given_for, self.replaceable).transform()
+        return _Folder(mod, given_for, self.replaceable, self.rule_for).transform()
 
 
 @mutator
 class _Folder(PyExprMutator):
-    def __init__(self, mod, given_for, replaceable: bool):
+    def __init__(self, mod, given_for, replaceable: bool, rule_for):
         super().__init__(mod)
         self.mod = mod
         self.given_for = given_for
         self.replaceable = replaceable
-        # A key is what `_key` returns: the mask and the bias of calls, the bound of their scores, and the user's mask.
-        # Calls with positions have none: their mask is part of the bias, and stays as it is.
+        self.rule_for = rule_for
+        # A key is what `_key` returns: the mask and the bias of calls, the bound of their scores, the user's mask, and
+        # whether a rule finds what is kept of it.  Calls with positions have none: their mask is part of the bias, and
+        # stays as it is.
         self.terms = {}  # key -> Terms
         self.constants = {}  # key -> Constants
         self.parted: dict[tuple, PartedFill | None] = {}  # key -> its parted fill, if it has one
@@ -141,11 +152,11 @@ class _Folder(PyExprMutator):
             gap = self._gap(key, terms)
             content = (
                 gap,
-                key[3],
+                key[3:],
                 *(tuple((id(x), term.shape, term.fill) for x, term in part) for part in (keep, bias)),
             )
             if content not in folded:
-                given = None if key[3] is None else functools.partial(_dense, key[3], *lengths[key], LARGEST_SUMS)
+                given = None if key[3] is None else functools.partial(_known_to_keep, key[3], key[4], *lengths[key])
                 folded[content] = _folded(keep, bias, sites[key], gap, given)
             self.constants[key] = folded[content]
             constants = folded[content]
@@ -156,12 +167,13 @@ class _Folder(PyExprMutator):
                 self.dropped[key] = highest_dropped(bias, constants.mask)
 
     def _key(self, call: AttentionCall):
-        """The mask and the bias of a call, a bound of its scores, and the mask that the user gave for it."""
+        """The mask and the bias of a call, a bound of its scores, the user's mask, and whether a rule is within it."""
         bound = call.scale * self.magnitudes.of_scores(call.q, call.k)
         bound = bound if call.softcap is None else min(bound, call.softcap)
         # The bound is rounded to two digits, so that more layers have equal keys.
         bound = bound if math.isinf(bound) else float(f"{1.05 * bound:.1e}")
-        return call.mask, call.bias, bound, self.given_for(call.site, call.mask_sizes, call.first_row)
+        given = self.given_for(call.site, call.mask_sizes, call.first_row)
+        return call.mask, call.bias, bound, given, self.rule_for(call.site) is not None
 
     def _gap(self, key, terms: Terms) -> float:
         """Distance below its row's largest value at which a constant has weight 0; -ASSUMED if no bound is known."""
@@ -212,11 +224,15 @@ class _Folder(PyExprMutator):
         if key not in self.empty:
             hard = self.constants[key].hard  # the other scores that the mask drops were filled with finite numbers
             summands = self.terms[key].open_bias
-            # What has a bound holds no -inf, unless it overflows.
-            if summands and all(t.fill is None and math.isfinite(self.magnitudes.of(t.expr)) for t in summands):
+            # What has a bound holds no -inf, unless it overflows; a finite fill may be one for the kernel only.
+            if summands and all(self._is_finite(term) for term in summands):
                 bias = None
             self.empty[key] = self._emit_empty_rows(None if hard is None else self._constant(hard), bias)
         return self.empty[key]
+
+    def _is_finite(self, term) -> bool:
+        """Whether what a term adds is known to be finite."""
+        return math.isfinite(self.magnitudes.of(term.expr) if term.fill is None else term.fill)
 
     def _emit_empty_rows(self, mask, bias):
         if bias is None or isinstance(bias, GenericConst):  # the -inf of a constant bias are in the mask
@@ -253,15 +269,14 @@ class _Folder(PyExprMutator):
             if not self.dropped[key] + self._gap(key, self.terms[key]) <= self._run_time_fill(key):
                 self.notes.append([call.site, PARTED_NOTE])
             return out
+        if key[3] is not None:  # what the kernel gives for rows of nothing
+            return out
         if key not in self.emptied:
             run_time = self._four_dimensional(self.visit_expr(parted.run_time.expr))
-            keep = parted.keep if key[3] is None else _restricted(parted.keep, key[3])
-            self.emptied[key] = run_time, emit_emptied_rows(emit, keep, run_time)
+            self.emptied[key] = run_time, emit_emptied_rows(emit, parted.keep, run_time)
         run_time, empty = self.emptied[key]
         if parted.fill > ABSORBING:
             self.notes.append([call.site, AVERAGED_NOTE.format(parted.absorbed)])
-        if key[3] is not None:
-            return emit(op.where(empty, relax.const(0.0, dtype_of(out)), out))
         return emit_averages(emit, parted, run_time, empty, v, out)
 
     def _run_time_fill(self, key) -> float:
@@ -304,8 +319,11 @@ class _Folder(PyExprMutator):
             self.notes.append([call.site, ASSUMED_NOTE.format(-constants.assumed, constants.assumed / 2)])
         if key not in self.emitted:
             mask = None if constants.mask is None else self._constant(constants.mask)
-            whole = constants.bias is None and self._is_one_half(terms, call.bias)
-            bias = self._four_dimensional(self.visit_expr(call.bias)) if whole else self._bias(terms, constants.bias)
+            if constants.bias is None and self._is_one_half(terms, call.bias):
+                bias = self._four_dimensional(self.visit_expr(call.bias))
+            else:
+                is_hard = key[3] is not None and self.parted[key] is not None
+                bias = self._bias(terms, constants.bias, is_hard)
             self.emitted[key] = mask, bias
         return self.emitted[key]
 
@@ -317,8 +335,11 @@ class _Folder(PyExprMutator):
         shape = np.broadcast_shapes(*(term.shape for term in terms.open_bias))
         return len(dtypes) == 1 and dtypes <= {"float16", "bfloat16"} and math.prod(shape) == math.prod(shape_of(bias))
 
-    def _bias(self, terms: Terms, constant):
-        """The constant bias and all open terms added up in float32, smallest first; None if there are none."""
+    def _bias(self, terms: Terms, constant, is_hard: bool):
+        """The constant bias and all open terms added up in float32, smallest first; None if there are none.
+
+        `is_hard`: all fills are -inf.
+        """
         emit = self.builder_.emit
         summands = []
         if terms.open_keep:
@@ -328,7 +349,8 @@ class _Folder(PyExprMutator):
         for term in terms.open_bias:
             expr = self.visit_expr(term.expr)
             if term.fill is not None:
-                expr = op.where(expr, relax.const(0.0, "float32"), relax.const(term.fill, "float32"))
+                fill = relax.const(-math.inf if is_hard else term.fill, "float32")
+                expr = op.where(expr, relax.const(0.0, "float32"), fill)
             summands.append(expr if isinstance(expr, relax.Var) else emit(expr))
         if len(summands) + (constant is not None) > 1:
             summands = [x if dtype_of(x) == "float32" else emit(op.astype(x, "float32")) for x in summands]
@@ -368,15 +390,12 @@ def _folded(keep: list, bias: list, site: str, gap: float, given) -> Constants:
     return fold(keeps, [array for array, fill in shaped if fill is None], site, fills, gap, given)
 
 
-def _restricted(keep: np.ndarray, given) -> np.ndarray:
-    """A constant mask combined with the user's; the constant mask alone if a dense mask would be too large."""
-    dense = _dense(given, *keep.shape[-2:])
-    return keep if dense is None else keep & dense
+def _known_to_keep(given, has_rule: bool, q_len: int, kv_len: int) -> np.ndarray | None:
+    """The pairs that are kept for certain of the user's mask, bool (Sq, Skv) or (B or 1, H or 1, Sq, Skv).
 
-
-def _dense(given, q_len: int, kv_len: int, largest: int = LARGEST_MASK) -> np.ndarray | None:
-    """The user's mask, bool of shape (Sq, Skv) or (B or 1, H or 1, Sq, Skv); None if it would be too large."""
-    return None if q_len * kv_len > largest else given.dense(q_len, kv_len).numpy()
+    None where that is not known: a rule may keep less of the mask in each call, or a dense mask would be too large.
+    """
+    return None if has_rule or q_len * kv_len > LARGEST_SUMS else given.dense(q_len, kv_len).numpy()
 
 
 def _varies_both_ways(terms: Terms) -> bool:

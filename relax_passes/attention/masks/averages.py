@@ -15,7 +15,7 @@ If the run-time mask fills with -inf and only the constant one with a finite num
 the run-time mask keeps.
 
 These rows are known as soon as the run-time mask is known, and they are the same in all layers.  If the user gave a
-mask, the result in these rows is 0: the model's own masks have emptied them.
+mask or a rule, the result in these rows is 0: the run-time mask then fills with -inf, which is the same in all others.
 """
 
 from dataclasses import dataclass

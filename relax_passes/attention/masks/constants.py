@@ -52,10 +52,10 @@ def fold(
     gap : float
         A value that is this far below its row's largest has weight 0.
     given : callable, optional
-        Gives the user's mask, bool, or None where it is too large to be held densely.  A value has weight 0 only if it
-        is that far below the largest one that this mask keeps, too.  Fills of `HUGE` and lower count as the model's own
-        mask: a row in which both masks leave nothing else is masked.  Without a user's mask, rows of nothing but finite
-        fills average, as in PyTorch.
+        Gives the user's mask, bool, or None where it is not known, or too large to be dense.  A value has weight 0 only
+        if it is that far below the largest one that this mask keeps, too.  Fills of `HUGE` and lower count as the
+        model's own mask: a row in which both masks leave nothing else is masked.  Without a user's mask, rows of
+        nothing but finite fills average, as in PyTorch.
 
     Raises MaskError, naming `site`, for NaN or +inf, and where nothing is kept.
     """
