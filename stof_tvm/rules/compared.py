@@ -2,8 +2,7 @@
 
 A block that a rounding of q and k lets the rule choose otherwise is no error of a kernel, but it changes results by far
 more than a rounding.  So PyTorch computes with the blocks that the engine found, and the blocks are compared by
-themselves: those of the rule in PyTorch, from PyTorch's own q and k, must be the same but for near ties.  Near is what
-a difference of q and k can turn that would be no error of theirs (`CLOSE`).
+themselves: those of the rule in PyTorch, from PyTorch's own q and k, must be the same but for near ties (near_ties.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +14,11 @@ from stof_tvm.frontend import ImportedModel
 from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.masks.tensors import block_sparse
 from stof_tvm.rules.found import FoundBlocks
+from stof_tvm.rules.near_ties import near_ties
 from stof_tvm.verification.comparison import CLOSE
-from tir_kernels.errors import VerificationError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
-MOVES = 4  # how often q and k are moved at random
-MOST_TIMES = 2  # the most blocks that may differ, in multiples of those that moving turned
 
 
 class ComparedRules:
@@ -80,9 +77,14 @@ class ComparedRules:
         ties = 0
         for path, node in known.items():
             shape, scale = self.rows[path].shape, node.kwargs.get("scale")
+<<<<<<< HEAD
             q, k = _as_kernels_see(next(operands), next(operands), shape)
             close = CLOSE[precision or q.dtype]
             ties += _near_ties(path, self.rules[path], self.maps[path], *for_rule(q, k, scale), close)
+=======
+            q, k = _as_kernels_see(next(operands), next(operands), shape, scale)
+            ties += near_ties(path, self.rules[path], self.maps[path], q, k, CLOSE[precision or q.dtype])
+>>>>>>> 0a80eb17 (Blocks that tie pass the comparison of rules, however they tie; one wrong choice does not, whatever ties in other rows)
         told = f"as PyTorch but for {ties} near ties" if ties else "as PyTorch"
         if rest := [named(path) for path in self.rules if path not in known]:
             whose = "whose queries and keys PyTorch's graph does not name"
@@ -101,6 +103,7 @@ def _as_kernels_see(q, k, shape: AttentionShape) -> tuple[torch.Tensor, torch.Te
     """q (B, H, Sq, D) and k (B, Hkv, Skv, D), heads not repeated."""
     q = q.reshape(shape.batch, shape.heads, shape.q_len, shape.head_dim)
     k = k.reshape(shape.batch, -1, shape.kv_len, shape.head_dim)
+<<<<<<< HEAD
     return q, k[:, :: k.shape[1] // shape.kv_heads]
 
 
@@ -135,3 +138,7 @@ def _moved(x: torch.Tensor, generator: torch.Generator, close: float) -> torch.T
     signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x.device) * 2 - 1
     largest = x.abs().amax(-1, keepdim=True)
     return x + signs.to(x.dtype) * (close * torch.where(largest == 0, 1, largest))
+=======
+    factor = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
+    return q if abs(factor - 1) <= SAME_SCALE else q * factor, k[:, :: k.shape[1] // shape.kv_heads]
+>>>>>>> 0a80eb17 (Blocks that tie pass the comparison of rules, however they tie; one wrong choice does not, whatever ties in other rows)

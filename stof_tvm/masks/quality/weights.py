@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from stof_tvm.masks.compilation import check_lengths
 from stof_tvm.masks.mask import Mask
@@ -117,8 +118,8 @@ def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
 
 
 def is_on_gpu(x: torch.Tensor) -> bool:
-    """Whether it is a GPU's tensor itself, not one that stands for it while a graph is traced."""
-    return x.is_cuda and type(x) is torch.Tensor
+    """Whether it is a GPU's tensor itself: none that stands for it while a graph is traced, and no operator watched."""
+    return x.is_cuda and type(x) is torch.Tensor and not is_in_torch_dispatch_mode(False)
 
 
 def softmax_of(scores: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

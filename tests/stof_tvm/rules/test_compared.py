@@ -5,7 +5,7 @@ import torch
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.rules import compared
+from stof_tvm.rules.near_ties import near_ties
 from stof_tvm.rules.traced import TracedRule
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.rules.rule_models import EVERY_RULE, RULES, Attend, Decoder, hidden, tensors
@@ -28,13 +28,13 @@ def test_near_ties_pass_and_other_blocks_do_not():
     k = k[:, :, :64].repeat(1, 1, 2, 1)  # blocks of keys are equal two by two, and so are their scores
     rule = RULES.top_blocks(1, block=64)
     kept = rule.block_map(q, k)
-    assert compared._near_ties("", rule, kept, q, k, 1e-5) == 0
+    assert near_ties("", rule, kept, q, k, 1e-5) == 0
     tied = kept.flip(-1)
-    assert compared._near_ties("", rule, tied, q, k, 1e-5) == 2 * kept.sum()
+    assert near_ties("", rule, tied, q, k, 1e-5) == 2 * kept.sum()
     clear = k * torch.tensor([1.0, 2.0]).repeat_interleave(64)[:, None]
     kept = rule.block_map(q.abs(), clear.abs())
     with pytest.raises(VerificationError, match=f"{2 * kept.sum()} of {kept.numel()} blocks"):
-        compared._near_ties("", rule, kept.flip(-1), q.abs(), clear.abs(), 1e-5)
+        near_ties("", rule, kept.flip(-1), q.abs(), clear.abs(), 1e-5)
 
 
 def test_zeros_tie():
