@@ -77,14 +77,9 @@ class ComparedRules:
         ties = 0
         for path, node in known.items():
             shape, scale = self.rows[path].shape, node.kwargs.get("scale")
-<<<<<<< HEAD
             q, k = _as_kernels_see(next(operands), next(operands), shape)
             close = CLOSE[precision or q.dtype]
-            ties += _near_ties(path, self.rules[path], self.maps[path], *for_rule(q, k, scale), close)
-=======
-            q, k = _as_kernels_see(next(operands), next(operands), shape, scale)
-            ties += near_ties(path, self.rules[path], self.maps[path], q, k, CLOSE[precision or q.dtype])
->>>>>>> 0a80eb17 (Blocks that tie pass the comparison of rules, however they tie; one wrong choice does not, whatever ties in other rows)
+            ties += near_ties(path, self.rules[path], self.maps[path], *for_rule(q, k, scale), close)
         told = f"as PyTorch but for {ties} near ties" if ties else "as PyTorch"
         if rest := [named(path) for path in self.rules if path not in known]:
             whose = "whose queries and keys PyTorch's graph does not name"
@@ -103,42 +98,4 @@ def _as_kernels_see(q, k, shape: AttentionShape) -> tuple[torch.Tensor, torch.Te
     """q (B, H, Sq, D) and k (B, Hkv, Skv, D), heads not repeated."""
     q = q.reshape(shape.batch, shape.heads, shape.q_len, shape.head_dim)
     k = k.reshape(shape.batch, -1, shape.kv_len, shape.head_dim)
-<<<<<<< HEAD
     return q, k[:, :: k.shape[1] // shape.kv_heads]
-
-
-def _near_ties(path: str, rule: Rule, block_map: torch.Tensor, q: torch.Tensor, k: torch.Tensor, close: float) -> int:
-    """How many blocks differ from those of the rule for q and k; VerificationError where that is no near tie.
-
-    `close` is the difference of q and k, over the largest value of a row, that is no error of theirs.
-    """
-    own = rule.block_map(q, k).cpu()
-    apart = int((own != block_map).sum())
-    if not apart:
-        return 0
-    turned = torch.zeros_like(own)
-    for seed in range(MOVES):
-        generator = torch.Generator().manual_seed(seed)
-        moved = [_moved(x, generator, close) for x in (q, k)]
-        turned |= rule.block_map(*moved).cpu() != own
-    if apart > MOST_TIMES * int(turned.sum()):
-        raise VerificationError(
-            f"attention {named(path)}: {apart} of {own.numel()} blocks that the engine found are not those that "
-            f"{rule!r} keeps in PyTorch on the example inputs; roundings of q and k turn {int(turned.sum())} of them. "
-            "verify=False builds it all the same"
-        )
-    return apart
-
-
-def _moved(x: torch.Tensor, generator: torch.Generator, close: float) -> torch.Tensor:
-    """The tensor, each element up or down at random by what it may differ by: `close` times its row's largest one.
-
-    Scores of a row of zeros are all equal; it moves as if its largest one were 1.
-    """
-    signs = torch.randint(0, 2, x.shape, generator=generator, dtype=torch.int8).to(x.device) * 2 - 1
-    largest = x.abs().amax(-1, keepdim=True)
-    return x + signs.to(x.dtype) * (close * torch.where(largest == 0, 1, largest))
-=======
-    factor = 1.0 if scale is None else scale * math.sqrt(shape.head_dim)
-    return q if abs(factor - 1) <= SAME_SCALE else q * factor, k[:, :: k.shape[1] // shape.kv_heads]
->>>>>>> 0a80eb17 (Blocks that tie pass the comparison of rules, however they tie; one wrong choice does not, whatever ties in other rows)
