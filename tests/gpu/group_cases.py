@@ -259,6 +259,18 @@ def gathered(length=40, places=24, dtype="float16", transposed=True, index="int6
     return b.problem(b.add("divide", total, b.number(8.0, dtype)))
 
 
+def read_of_parts(how="gather", joined=True, length=13, places=9, dtype="float32", index="int64"):
+    """Elements, or rows, at places of what has several parts: two tensors that are joined, or one that is padded.
+
+    The kernel reads a place for each element, and branches by the part in which it lies.
+    """
+    b = Builder(((3, length), dtype), ((3, 2), dtype), ((3, places) if how == "gather" else (places,), index))
+    x = b.concat(1, 1, 0) if joined else b.pad(0, 0.5, (0, 0), (2, 1))
+    at = b.add("maximum", 2, b.number(0, index))
+    found = b.add(how, x, at, shape=(3, places), dtype=dtype, numbers=(1,) if how == "gather" else (1, 0))
+    return b.problem(b.add("subtract", found, b.number(0.25, dtype)))
+
+
 def rows_of(x, b, places, is_missing=0, axis=0):
     """Slices of x at places."""
     shape = b.of(x).shape

@@ -281,8 +281,14 @@ class Emitter:
             inside = T.max(T.min(T.cast(place, "int32"), extent - 1), 0)
             symbols.registers[var] = scalar("place", inside)
             at = indices if len(lanes) == 1 else [symbols.at(index, i) for index in indices]
-            found += self.lanes(x, _replaced(at, axis, var))
+            part = self.lanes(x, _replaced(at, axis, var))
+            found += part if len(lanes) == 1 else self._only(part, i)
         return found
+
+    @staticmethod
+    def _only(lanes: Lanes, i: int) -> Lanes:
+        """One lane, of a value at a lane's own places, which may have been computed for a whole vector of them."""
+        return [lanes[i % len(lanes)]]
 
     def _rows(self, value: Value, indices: Sequence) -> Lanes:
         """Slices at places that the kernel reads, one for all lanes where the places are those of one slice."""
@@ -300,7 +306,7 @@ class Emitter:
             if is_missing:
                 inside = scalar("inside", T.cast(T.And(place >= 0, place < extent), "int32"))
                 part = self._kept([T.Select(inside != 0, lane, T.float32("nan")) for lane in part], "float32")
-            found += part
+            found += part if len(lanes) == 1 else self._only(part, i)
         return found
 
     def _sum(self, value: Value, indices: Sequence) -> Lanes:
