@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.importer import module_path, operator_name
 from stof_tvm.frontend.padding.dims import Dim, Size, at, dim_of, is_padded, length, size_of
@@ -277,21 +278,26 @@ class Rewriter:
             node.args = (*node.args[:place], x, *node.args[place + 1 :])
 
     def constant(self, node: Node, most: int) -> torch.Tensor | None:
-        """The tensor that a node is in every call; None if it depends on an input or has more than `most` elements."""
+        """The tensor that a node is in every call; None if it depends on an input or has more than `most` elements.
+
+        It is on the CPU, wherever the model is: a fork of a process that has used a GPU cannot compute on it.
+        """
         if node not in self.known:
             self.known[node] = self._computed(node, most)
         return self.known[node]
 
     def _computed(self, node: Node, most: int) -> torch.Tensor | None:
         if node.op == "placeholder":
-            return self.tensors.get(node.name)
+            stored = self.tensors.get(node.name)
+            return None if stored is None else stored.cpu()
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.numel() > most:
             return None
         operands = {x: self.constant(x, most) for x in node.all_input_nodes}
         if any(x is None for x in operands.values()):
             return None
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
+        given = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
+        args, kwargs = pytree.tree_map_only(torch.device, lambda device: torch.device("cpu"), given)
         return node.target(*args, **kwargs)  # type: ignore[operator]  # it is a function's node
 
     def _share(self, key, target, *args, value=None, **kwargs) -> Node:
