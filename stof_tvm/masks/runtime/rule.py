@@ -62,7 +62,14 @@ class Rule:
 
     def __and__(self, mask) -> "Rule":
         if not isinstance(mask, Mask):
-            raise MaskError(f"a rule & a Mask is a rule; the other side is {type(mask).__name__}")
+            hint = ""
+            if isinstance(mask, Rule):
+                hint = ": two rules are one where a rule of your own keeps what both keep (masks.runtime.rule)"
+            elif isinstance(mask, torch.Tensor):
+                hint = ": masks.from_tensor makes a mask of it"
+            elif callable(mask):
+                hint = f": is it {getattr(mask, '__name__', 'a mask')}() that is meant?"
+            raise MaskError(f"a rule & a Mask is a rule; the other side is {type(mask).__name__}{hint}")
         within = mask if self.within is None else self.within & mask
         return Rule(self.function, self.block, within, self.text, self.identity, (*self.bounds, mask))
 
@@ -215,7 +222,7 @@ def rule(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], block=6
 
 def check_block(block) -> tuple[int, int]:
     """Height and width of a block from one int or two; MaskError unless they are what kernels take."""
-    height, width = block if isinstance(block, tuple) and len(block) == 2 else (block, block)
+    height, width = block if isinstance(block, tuple | list) and len(block) == 2 else (block, block)
     for size, step, what in ((height, ROWS, "height"), (width, KEYS, "width")):
         if check_int(f"block {what}", size, least=1) % step:
             raise MaskError(f"block={block}: its {what}, {size}, must be a multiple of {step}")

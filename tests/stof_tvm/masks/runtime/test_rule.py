@@ -213,10 +213,22 @@ def test_what_is_no_rule():
     for given in (3, rule, masks.causal()):
         with pytest.raises(MaskError, match="made of a function"):
             masks.runtime.rule(given)
-    with pytest.raises(MaskError, match="the other side is Rule"):
-        rule & rule
+    others = {
+        "Rule: two rules": rule,
+        "Tensor: masks.from_tensor": torch.ones(8, 8).bool(),
+        r"causal\(\)": masks.causal,
+    }
+    for words, other in others.items():
+        with pytest.raises(MaskError, match=f"the other side is .*{words}"):
+            rule & other
     with pytest.raises(InputError, match="must have one batch"):
         rule.block_map(torch.ones(1, 2, 8, 4), torch.ones(1, 2, 8, 8))
+
+
+def test_a_block_may_be_a_list():
+    rule, same = (masks.runtime.top_blocks(1, block=block) for block in ([16, 32], (16, 32)))
+    q, k, _ = tensors()
+    assert rule.block == (16, 32) and torch.equal(rule.block_map(q, k), same.block_map(q, k))
 
 
 @pytest.mark.parametrize(
