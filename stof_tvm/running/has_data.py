@@ -39,6 +39,7 @@ def check_makes_data(told: str) -> None:
 
 
 def _is_traced() -> bool:
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    return get_proxy_mode() is not None or not has_data(torch.empty(1))
+    """Whether this thread traces: modes before dispatch are in a list of all threads, their key in a set of each."""
+    is_proxied = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    is_proxied_before = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
+    return is_proxied or is_proxied_before or not has_data(torch.empty(1))

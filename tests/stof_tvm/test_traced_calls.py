@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -102,6 +103,7 @@ def test_tensors_without_data(mask, is_known, qkv):
         "jvp": lambda: torch.func.jvp(lambda q: sparse_attention(q, k, v, mask), (q,), (q,)),
         "torch.jit": lambda: torch.jit.trace(lambda q: sparse_attention(q, k, v, mask), (q,)),
         "make_fx": lambda: make_fx(lambda q: sparse_attention(q, k, v, mask))(q),
+        "before dispatch": lambda: make_fx(lambda q: sparse_attention(q, k, v, mask), pre_dispatch=True)(q),
     }
     for call in calls.values():
         with pytest.raises(InputError, match=WITHOUT_DATA):
@@ -118,6 +120,36 @@ def test_a_model_that_calls_it_is_not_exported(qkv):
         torch.export.export(Model(), tuple(qkv))
     with pytest.raises(ExportError, match=WITHOUT_DATA):
         stof_tvm.build(Model(), QUICK_LLVM, tuple(qkv))
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        lambda module, x: torch.export.export(module, (x,), strict=False),
+        lambda module, x: make_fx(module)(x),
+        lambda module, x: make_fx(module, pre_dispatch=True)(x),
+        lambda module, x: torch.jit.trace(module, (x,)),
+    ],
+    ids=["export", "make_fx", "before dispatch", "jit"],
+)
+def test_while_another_thread_traces(qkv, engine, trace):
+    outs: list[torch.Tensor] = []
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            if not outs:
+                with ThreadPoolExecutor(1) as other:
+                    outs.extend(
+                        [
+                            other.submit(sparse_attention, *qkv, masks.causal()).result(),
+                            other.submit(engine, *qkv).result(),
+                        ]
+                    )
+            return x + 1
+
+    trace(Model(), torch.zeros(2))
+    assert torch.equal(outs[0], sparse_attention(*qkv, masks.causal()))
+    assert torch.equal(outs[1], engine(*qkv))
 
 
 def test_a_mask_without_data(qkv):
