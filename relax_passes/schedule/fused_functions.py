@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import tvm
 from tvm import relax
 
+from relax_passes.schedule.cut_views import CutViews
 from relax_passes.schedule.fold_layouts import FoldLayouts
 
 
@@ -22,6 +23,7 @@ def fused_functions(
         *prepared,
         # Weights are stored (out, in): their transposes are constants from here on.
         FoldLayouts(),
+        CutViews(),
         relax.transform.LegalizeOps(legalizations),
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
