@@ -1,6 +1,5 @@
 """The mask of each attention site of a model: the model's own and the user's by module path."""
 
-import fnmatch
 import functools
 import math
 import operator
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from relax_passes.attention.attention_site import AttentionSite
-from relax_passes.attention.site_names import THE_MODEL, named
+from relax_passes.attention.site_names import THE_MODEL, matches, named
 from stof_tvm import masks
 from stof_tvm.given_masks import check_given, given_mask, opened
 from stof_tvm.masks.canvas.wanted_order import in_tile_order
@@ -21,7 +20,7 @@ from stof_tvm.rules.traced import TracedRule
 from tir_kernels.errors import MaskError, NotRewrittenError, UnsupportedError
 from tir_kernels.report_rows import RewrittenRow, SiteRow
 
-EVERYTHING = masks.causal() | ~masks.causal()  # the static part of a rule without one
+EVERYTHING = masks.everything()  # the static part of a rule without one
 
 
 class SiteMasks:
@@ -171,13 +170,6 @@ class SiteMasks:
         if given is not None and given is not EVERYTHING:
             parts.append(given if site.heads is None else heads_of(given, first_head, heads))
         return functools.reduce(operator.and_, parts) if parts else None
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Whether the pattern matches the site's module or a module that contains it."""
-    steps = path.partition("#")[0].split(".")
-    owners = [".".join(steps[:n]) for n in range(1, len(steps) + 1)]
-    return any(fnmatch.fnmatchcase(owner, pattern) for owner in (path, *owners))
 
 
 def sizes_of(site: RewrittenRow) -> tuple[int, int, int, int]:

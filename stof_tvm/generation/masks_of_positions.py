@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import nn
 from transformers.masking_utils import causal_mask_function
 
+from relax_passes.attention.site_names import matches
 from stof_tvm.given_masks import given_mask, own_masks
 from stof_tvm.masks import causal
 from stof_tvm.masks.flex import taken_directly
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.part import Part
-from stof_tvm.site_masks import SiteMasks, matches
+from stof_tvm.site_masks import SiteMasks
 from tir_kernels.errors import MaskError
 
 

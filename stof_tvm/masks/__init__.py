@@ -24,7 +24,7 @@ from stof_tvm.masks.published import a_shape, bigbird, fixed, longformer, stride
 from stof_tvm.masks.quality.recall import Recall, recall
 from stof_tvm.masks.tensors import block_sparse, from_tensor
 from stof_tvm.masks.tokens import document, global_tokens, padding, prefix_lm
-from stof_tvm.masks.windows import causal, dilated_window, sliding_window
+from stof_tvm.masks.windows import causal, dilated_window, everything, sliding_window
 
 if TYPE_CHECKING:
     from stof_tvm.masks.quality.assignment import Assignment, load
@@ -42,6 +42,7 @@ __all__ = [
     "causal",
     "dilated_window",
     "document",
+    "everything",
     "fixed",
     "from_block_mask",
     "from_mask_mod",

@@ -1,4 +1,4 @@
-"""Masks by distance: causal, windows and dilated windows."""
+"""Masks by distance: all keys, causal, windows and dilated windows."""
 
 import math
 import reprlib
@@ -11,6 +11,15 @@ from stof_tvm.masks.mask import And, Leaf, Mask, Not, Or
 from stof_tvm.masks.part import Part
 from stof_tvm.masks.pattern import Offsets
 from tir_kernels.errors import MaskError
+
+
+def everything() -> Mask:
+    """Keeps all pairs: for heads among others that are masked, and where a mask must be given."""
+
+    def bind(q_len, kv_len):
+        return Offsets(q_len, kv_len, lambda offset: offset == offset)
+
+    return Leaf(everything, {}, bind, has_fixed_places=True)
 
 
 def causal(align: str = "top-left") -> Mask:
@@ -67,7 +76,7 @@ def is_by_distance(mask: Mask) -> bool:
         return is_by_distance(mask.a)
     if isinstance(mask, Part):
         return is_by_distance(mask.mask)
-    return isinstance(mask, Leaf) and mask.constructor in (causal, sliding_window, dilated_window)
+    return isinstance(mask, Leaf) and mask.constructor in (everything, causal, sliding_window, dilated_window)
 
 
 def kept_distances(mask: Mask, length: int) -> np.ndarray:

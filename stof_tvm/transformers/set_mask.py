@@ -4,12 +4,12 @@ import inspect
 
 import torch
 
-from relax_passes.attention.site_names import named
+from relax_passes.attention.site_names import matches, named
 from stof_tvm.given_masks import GivenAsMask, given_mask
 from stof_tvm.masks.identity import Identity
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.part import Part
-from stof_tvm.site_masks import SiteMasks, matches
+from stof_tvm.site_masks import SiteMasks
 from tir_kernels.errors import InputError, MaskError
 
 NAME = "stof"

@@ -105,6 +105,7 @@ def _found(arguments) -> tuple:
     kept = {
         "recall": found.mean,
         "recall_by_head": found.heads.mean(0).tolist(),
+        "recall_of": "all pairs" if within is None else repr(within),
         "q_shape": list(q.shape),
         "k_shape": list(k.shape),
         "note": doubt(q, k),
@@ -158,7 +159,7 @@ def _text(found: dict) -> str:
         if found["note"]:
             lines.insert(2, f"note      {found['note']}")
         heads = ", ".join(f"{share:.2%}" for share in found["recall_by_head"])
-        lines.append(f"recall    {found['recall']:.2%} of the softmax; by head: {heads}")
+        lines.append(f"recall    {found['recall']:.2%} of the softmax of {found['recall_of']}; by head: {heads}")
     if "picture" in found:
         lines.append(f"picture   {found['picture']}")
     return "\n".join(lines)

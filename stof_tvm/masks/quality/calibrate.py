@@ -11,17 +11,14 @@ from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.quality.assignment import Assignment, of_heads
 from stof_tvm.masks.quality.budget import allocate
-from stof_tvm.masks.quality.candidates import EVERYTHING, default_candidates, rule_candidates
 from stof_tvm.masks.quality.capture import call_of, captured, check_model
 from stof_tvm.masks.quality.effects import Effects, measure
+from stof_tvm.masks.quality.offers import Offers
 from stof_tvm.masks.quality.weights import Attention
-from stof_tvm.masks.runtime.per_head import OfHeads
 from stof_tvm.masks.runtime.rule import Rule
-from stof_tvm.masks.windows import causal
 from tir_kernels.errors import InputError, MaskError
 
 METHODS = ("error", "gradient")
-RULES = "rules"
 
 
 def calibrate(
@@ -29,7 +26,7 @@ def calibrate(
     samples: Iterable,
     budget: float,
     method: str = "error",
-    candidates: Iterable[Mask | Rule] | str | None = None,
+    candidates: Iterable[Mask | Rule] | str | Mapping[str, Iterable[Mask | Rule] | str | None] | None = None,
     *,
     loss: Callable | None = None,
     rows: int | None = None,
@@ -55,12 +52,13 @@ def calibrate(
         "error": the loss is the squared change of the attention's result, relative to the result.  "gradient": the
         change of the model's loss in first order, which tells attentions apart that matter from those that do not; it
         needs `loss`, and memory for a backward pass.
-    candidates : sequence of Mask and Rule, or "rules", optional
+    candidates : sequence of Mask and Rule, "rules", or mapping from path pattern to either, optional
         What heads choose from, beside everything.  Default: windows of 1/32 to 1/2 of the keys with the first keys;
         where attention is causal, also the columns and diagonals that hold most of each head's softmax in the first
         sample.  Rules of `masks.runtime`, all of one block, count with what they keep of each sample, and are asked
         again in each call of what is built with them.  "rules": what MInference's search has, spans with sinks, columns
-        and diagonals that are found in each call, and blocks.
+        and diagonals that are found in each call, and blocks.  A mapping has patterns as `build(mask=)` does, and None
+        for the default; attentions that none matches stay as they are, and the budget is of the others.
     loss : function, optional
         From what the model returns to a scalar, for "gradient".
     rows : int, optional
@@ -74,7 +72,7 @@ def calibrate(
         candidates.
     MaskError
         Candidates that are neither masks nor rules of one head, rules of several blocks, what does not fit an
-        attention, or keeps nothing of it.
+        attention, or keeps nothing of it; a pattern that matches no attention.
     UnsupportedError
         An attention with dropout, or in a module that the model holds under several names.
     """
@@ -88,96 +86,58 @@ def calibrate(
     check_model(model)
     if isinstance(samples, torch.Tensor | Mapping | str) or not isinstance(samples, Iterable):
         raise InputError(f"samples is a list of calls of the model, got {type(samples).__name__}")
-    survey = _Survey(None if candidates is None else _checked(candidates), rows)
+    survey = _Survey(Offers(candidates), rows)
     count = 0
     for sample in samples:
         _run(model, sample, survey, loss)
         count += 1
     if not count:
         raise InputError("samples is empty: calibrate needs at least one call of the model")
-    if not survey.effects:
+    if not survey.paths:
         raise InputError(
             f"{type(model).__name__} computes no attention by F.scaled_dot_product_attention (of transformers: "
             'attn_implementation="sdpa"; of nn.MultiheadAttention: need_weights=False)'
         )
+    survey.offers.check_reached(survey.paths)
     return survey.assigned(float(budget))
-
-
-def _checked(candidates) -> list[Mask | Rule] | str:
-    if isinstance(candidates, str):
-        if candidates != RULES:
-            raise InputError(f"candidates={reprlib.repr(candidates)} must be masks and rules, or {RULES!r}")
-        return candidates
-    given = list(candidates) if isinstance(candidates, Iterable) else [candidates]
-    for one in given:
-        mask = one.within if isinstance(one, Rule) else one
-        is_divided = isinstance(one, Rule) and isinstance(one.function, OfHeads)
-        if is_divided or not (isinstance(mask, Mask) or (mask is None and isinstance(one, Rule))) or _is_of_some(mask):
-            raise MaskError(
-                f"candidates are masks and rules of one head for all batch entries, got {reprlib.repr(one)}"
-            )
-    if not given:
-        raise MaskError("candidates needs at least one mask, got none")
-    blocks = {one.block: one for one in given if isinstance(one, Rule)}
-    if len(blocks) > 1:
-        told = ", ".join(f"{rule!r} {block[0]}x{block[1]}" for block, rule in blocks.items())
-        raise MaskError(f"heads of one attention have rules of one block; the candidates have {told}")
-    return given
-
-
-def _is_of_some(mask: Mask | None) -> bool:
-    """Whether a mask depends on the head or the batch entry."""
-    return mask is not None and (mask.heads is not None or mask.batch is not None)
 
 
 class _Survey:
     """The options of each head by path, and what they do, summed over samples."""
 
-    def __init__(self, candidates: list[Mask | Rule] | str | None, rows: int | None):
-        self.candidates, self.rows = candidates, rows
+    def __init__(self, offers: Offers, rows: int | None):
+        self.offers, self.rows = offers, rows
+        self.paths: dict[str, None] = {}  # of all attentions
         self.options: dict[str, list[list[Mask | Rule]]] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # of the sample that the options are from
         self.effects: dict[str, Effects] = {}
 
     def add(self, path: str, attention: Attention, gradient: torch.Tensor | None = None) -> None:
+        self.paths[path] = None
+        if not self.offers.reaches(path):
+            return
         heads, *lengths = attention.sizes[1:]
         if path not in self.options:
             self.lengths[path] = lengths[0], lengths[1]
-            self.options[path] = self._options(attention)
+            self.options[path] = self.offers.options(path, attention, self.rows)
         elif len(self.options[path]) != heads:
             raise InputError(
                 f"attention {path!r} has {len(self.options[path])} heads in one sample, {heads} in another"
             )
-        elif self.candidates is None and attention.is_causal and self.lengths[path] != tuple(lengths):
+        elif self.offers.finds_lines(path, attention) and self.lengths[path] != tuple(lengths):
             raise InputError(
                 f"attention {path!r} has {self.lengths[path]} queries and keys in one sample, {tuple(lengths)} in "
                 "another: columns and diagonals that are found in one do not fit the other; give candidates="
             )
-        found = measure(attention, self.options[path], gradient, self.rows)
-        self._check_candidates(path, attention)
+        try:
+            found = measure(attention, self.options[path], gradient, self.rows)
+        except MaskError as error:
+            raise self.offers.told(path, attention, error) from None
+        self.offers.check(path, attention)
         if path in self.effects:
             self.effects[path] += found
         else:
             self.effects[path] = found
-
-    def _check_candidates(self, path: str, attention: Attention) -> None:
-        """MaskError for a candidate of which an attention has nothing, which `build` would refuse."""
-        for one in self.candidates if isinstance(self.candidates, list) else []:
-            mask = one.within if isinstance(one, Rule) else one
-            if attention.causal and mask is not None:
-                mask &= causal()
-            if mask is not None and mask.compile(*attention.sizes[2:]).is_empty:
-                raise MaskError(
-                    f"the candidate {one!r} keeps nothing of attention {path!r}, of {attention.sizes[2]} queries "
-                    f"and {attention.sizes[3]} keys: build takes no such mask"
-                )
-
-    def _options(self, attention: Attention) -> list[list[Mask | Rule]]:
-        """What each head of an attention chooses from."""
-        if self.candidates is None:
-            return [[*own] for own in default_candidates(attention, self.rows)]
-        shared = rule_candidates(attention) if self.candidates == RULES else [*self.candidates, EVERYTHING]
-        return [shared] * attention.sizes[1]
 
     def assigned(self, budget: float) -> Assignment:
         """The masks and rules that the budget allows."""

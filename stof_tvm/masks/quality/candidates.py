@@ -3,18 +3,17 @@
 import torch
 
 from stof_tvm.masks import runtime
-from stof_tvm.masks.compilation import LONGEST
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.published import a_shape, vertical_slash
 from stof_tvm.masks.quality.weights import Attention, softmax_of
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.masks.tokens import padding
-from stof_tvm.masks.windows import sliding_window
+from stof_tvm.masks.windows import everything, sliding_window
 
 SPANS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the keys
 LINES = (1 / 32, 1 / 16, 1 / 8)  # of the keys: columns, and as many diagonals
 LARGEST_SINK, SINK = 64, 1 / 32
-EVERYTHING = sliding_window(LONGEST)
+EVERYTHING = everything()
 BLOCK = 64  # of rules
 BLOCKS = (1 / 16, 1 / 8, 1 / 4)  # of the blocks of keys
 LAST = 64  # queries by which columns and diagonals are found

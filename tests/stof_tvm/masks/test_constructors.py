@@ -45,6 +45,7 @@ CASES = {
     "window 0": (masks.sliding_window(0), lambda i, j, q, k: i == j),
     "window wide": (masks.sliding_window(5000), lambda i, j, q, k: (i == i) & (j == j)),
     "window causal": (masks.sliding_window(40, causal=True), lambda i, j, q, k: (j <= i) & (i <= j + 40)),
+    "everything": (masks.everything(), lambda i, j, q, k: i * j >= 0),
     "dilated": (masks.dilated_window(5, 3), lambda i, j, q, k: np.isin(i - j, [3 * n for n in range(-5, 6)])),
     "dilated 1": (masks.dilated_window(9, 1), lambda i, j, q, k: np.abs(i - j) <= 9),
     "global count": (masks.global_tokens(20), lambda i, j, q, k: (i < 20) | (j < 20)),

@@ -14,6 +14,7 @@ KEEP = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) > 0.
 MASKS = [
     masks.causal(align="bottom-right"),
     masks.sliding_window(5, causal=True),
+    masks.everything(),
     masks.dilated_window(5, 3),
     masks.global_tokens([0, 31]),
     masks.prefix_lm(9),

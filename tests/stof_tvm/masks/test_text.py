@@ -19,6 +19,7 @@ PRINTED = [
     masks.sliding_tile((16, 8), 4, 12) | masks.neighborhood((16, 8), 3),
     masks.neighborhood((4, 8, 8), (2, 3, 5), (1, 2, 1), (True, False, False), tile=(1, 4, 4), text=3),
     masks.radial((4, 8, 8), 0.5, least=64, sink=0, text=7) & ~masks.radial((4, 64)),
+    masks.everything() & ~masks.causal(),
     masks.vertical_slash((1, 2), (0, 3)) & (masks.document([8, 8]) | masks.dilated_window(2, 3)),
 ]
 

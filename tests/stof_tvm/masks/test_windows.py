@@ -19,6 +19,7 @@ TABLE = torch.arange(2 * LENGTH) < 4  # of distances
     [
         masks.causal(),
         masks.sliding_window(3),
+        masks.everything(),
         masks.dilated_window(2, 3),
         ~masks.causal(),
         masks.causal() & ~masks.sliding_window(2) | masks.dilated_window(1, 4),

@@ -295,6 +295,23 @@ def test_a_failing_model_leaves_nothing_behind():
             "candidates are masks and rules of one head",
         ),
         (lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[]), MaskError, "candidates needs at least one mask"),
+        (lambda: masks.calibrate(ATTEND, [X], 0.5, candidates={}), MaskError, "candidates={} names no attention"),
+        (
+            lambda: masks.calibrate(ATTEND, [X], 0.5, candidates={3: [NOTHING]}),
+            MaskError,
+            "keys are module paths, got int",
+        ),
+        (
+            lambda: masks.calibrate(ATTEND, [X], 0.5, candidates={"blocks.*": [masks.causal()]}),
+            MaskError,
+            r"candidates path 'blocks.\*' matches no attention of the model; there are: \(the model\)",
+        ),
+        (lambda: masks.calibrate(ATTEND, [X], 0.5, candidates={"*": "masks"}), InputError, "must be masks and rules"),
+        (
+            lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[masks.sliding_tile((2, 8), (2, 2), (2, 4))]),
+            MaskError,
+            r"attention \(the model\), of 8 queries and 8 keys: .*candidates={\"path",
+        ),
         (
             lambda: masks.calibrate(ATTEND, [X], 0.5, candidates=[masks.per_head([masks.causal()] * 2)]),
             MaskError,
@@ -311,3 +328,35 @@ def test_a_failing_model_leaves_nothing_behind():
 def test_what_is_refused(call, error, why):
     with pytest.raises(error, match=why):
         call()
+
+
+class Video(nn.Module):
+    """Tokens of a canvas attend to one another, then to a text."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn1, self.attn2 = (nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x, text):
+        x = x + self.attn1(x, x, x, need_weights=False)[0]
+        return x + self.attn2(x, text, text, need_weights=False)[0]
+
+
+def test_candidates_by_path():
+    tiles = masks.sliding_tile((8, 8), (4, 4), (4, 4), order="row-major")
+    torch.manual_seed(3)
+    model, sample = Video().eval(), (torch.randn(1, 64, 16), torch.randn(1, 5, 16))
+    found = masks.calibrate(model, [sample], 0.6, candidates={"attn1": [tiles]})
+    assert list(found) == ["attn1"] and found.density <= 0.6
+    engine = stof_tvm.build(model, QUICK_LLVM, sample, mask=found, tuning_logs=False)
+    assert {row.site: row.mask == "none" for row in engine.report().sites} == {"attn1": False, "attn2": True}
+    everywhere = masks.calibrate(model, [sample], 0.6, candidates={"*": None, "attn1": [tiles]})
+    assert sorted(everywhere) == ["attn1", "attn2"]
+
+
+def test_the_last_path_counts():
+    torch.manual_seed(3)
+    model, sample = Video().eval(), (torch.randn(1, 8, 16), torch.randn(1, 8, 16))
+    by_path = {"attn1": [masks.sliding_window(1)], "*": [masks.padding([2])]}
+    found = masks.calibrate(model, [sample], 0.3, candidates=by_path)
+    assert "sliding_window(1)" not in repr(found["attn1"]) and "padding" in repr(found["attn1"])
