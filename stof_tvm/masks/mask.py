@@ -12,6 +12,7 @@ import torch
 
 from stof_tvm.masks import compilation, pattern
 from stof_tvm.masks.identity import Identity
+from stof_tvm.running.between_graphs import AT_ONCE, between_graphs
 from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
@@ -38,6 +39,7 @@ class Mask(ABC):
     heads: int | None = None
     has_fixed_places: bool = False
 
+    @between_graphs(AT_ONCE)
     def dense(self, q_len: int, kv_len: int | None = None) -> torch.Tensor:
         """Boolean (q_len, kv_len), or (batch or 1, heads or 1, q_len, kv_len) where the mask depends on either.
 
@@ -45,6 +47,7 @@ class Mask(ABC):
         """
         return compilation.dense_mask(self, q_len, kv_len)
 
+    @between_graphs(AT_ONCE)
     def compile(
         self, q_len: int, kv_len: int | None = None, block: tuple[int, int] = (64, 64), token_stride: int = 1
     ) -> BlockSparseMask:
@@ -67,6 +70,7 @@ class Mask(ABC):
         near = sliding_window(distance)
         return self & near, self & ~near
 
+    @between_graphs(AT_ONCE)
     def density(self, q_len: int, kv_len: int | None = None) -> float:
         """Kept pairs over all pairs, averaged over batch entries and heads; kv_len defaults to q_len.
 

@@ -7,6 +7,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+AT_ONCE = "what a mask keeps is computed at once, with NumPy; of a mask that stays the same, do so before the function"
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -28,6 +30,9 @@ def between_graphs(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 untraced.append(torch.compiler.disable(function, reason=reason))
             return untraced[0](*args, **kwargs)
 
+        # Without these, TorchDynamo traces the line above, and tells of torch.compiler.disable instead of the reason.
+        called._torchdynamo_disable = True  # type: ignore[attr-defined]
+        called._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
         return called
 
     return decorated

@@ -17,6 +17,7 @@ from stof_tvm.launches import planned
 from stof_tvm.running.bounded_cache import BoundedCache
 from tests.models.quick_llvm import QUICK_LLVM
 
+MASK = masks.sliding_window(3) & masks.causal()
 RULE = masks.runtime.xattention(block=32, mass=0.5)
 WITHOUT_DATA = "torch.export.*compiled kernel"
 
@@ -109,6 +110,26 @@ def test_tensors_without_data(mask, is_known, qkv):
         with pytest.raises(InputError, match=WITHOUT_DATA):
             call()
     assert sparse_attention(q, k, v, mask).isfinite().all()  # nothing of these calls is kept
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q: q[..., :1] * MASK.dense(80)[0],
+        lambda q: q * MASK.density(80),
+        lambda q: q * MASK.compile(80, 80).density,
+        lambda q: q * RULE.mask(q, q).dense(80)[..., :16],
+        lambda q: q * masks.recall(MASK, q, q).mean,
+        lambda q: q * masks.recall(RULE, q, q).mean,
+    ],
+    ids=["dense", "density", "compile", "rule.mask", "recall", "recall of a rule"],
+)
+def test_what_a_mask_keeps_in_a_compiled_function(qkv, function):
+    q = qkv[0]
+    assert torch.equal(torch.compile(function, backend="eager")(q), function(q))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="computed at once, with NumPy"):
+        torch.compile(function, backend="eager", fullgraph=True)(q)
 
 
 def test_a_model_that_calls_it_is_not_exported(qkv):

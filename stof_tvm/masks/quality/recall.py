@@ -15,6 +15,7 @@ from stof_tvm.masks.quality.weights import (
 )
 from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.masks.tensors import from_tensor
+from stof_tvm.running.between_graphs import AT_ONCE, between_graphs
 from stof_tvm.running.has_data import check_has_data
 from tir_kernels.errors import MaskError
 
@@ -26,6 +27,7 @@ class Recall(NamedTuple):
     heads: torch.Tensor
 
 
+@between_graphs(AT_ONCE)
 def recall(
     mask: Mask | Rule | torch.Tensor,
     q: torch.Tensor,

@@ -9,6 +9,7 @@ from stof_tvm.masks.arguments import check_int
 from stof_tvm.masks.mask import Mask, Or
 from stof_tvm.masks.quality.weights import check_attention, without_autocast
 from stof_tvm.masks.tensors import block_sparse
+from stof_tvm.running.between_graphs import AT_ONCE, between_graphs
 from tir_kernels.attention.rule_scale import rule_scale
 from tir_kernels.errors import MaskError
 
@@ -163,6 +164,7 @@ class Rule:
             )
         return found
 
+    @between_graphs(AT_ONCE)
     def mask(self, q: torch.Tensor, k: torch.Tensor) -> Mask:
         """The static mask of what the rule keeps for some q and k.
 
