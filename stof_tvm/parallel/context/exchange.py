@@ -1,5 +1,6 @@
 """The exchange of keys and values: what one rank sends and receives by a plan, and where received rows are laid."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -126,10 +127,10 @@ class Transfer:
     def __init__(self, exchange: Exchange, pending: list):
         self.exchange, self.pending = exchange, pending
 
-    def finish(self) -> list[torch.Tensor]:
-        """The received k and v in their places; waits on the stream, or on a CPU for the other ranks."""
+    def finish(self, wait: Callable[[dist.Work], None]) -> list[torch.Tensor]:
+        """The received k and v in their places; waits by `wait(work)`."""
         for _, _, work in self.pending:
-            work.wait()
+            wait(work)
         return [self.exchange.laid(receive) for receive, _, _ in self.pending]
 
 

@@ -16,7 +16,7 @@ from stof_tvm.parallel.context.merge import merged
 
 LENGTH = 512
 MASK = masks.sliding_window(40)
-NOBODY = SimpleNamespace(group=None, answering=contextlib.nullcontext)
+NOBODY = SimpleNamespace(group=None, answering=contextlib.nullcontext, begin=lambda: None)
 
 
 class Played:
@@ -25,7 +25,7 @@ class Played:
     def __init__(self, laid: Places, whole):
         self.laid, self.whole = laid, whole
 
-    def finish(self):
+    def finish(self, wait):
         """k and v in their places."""
         (columns,) = self.laid.columns[0]
         found = []

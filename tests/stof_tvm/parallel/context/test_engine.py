@@ -3,14 +3,14 @@
 import pytest
 
 from tests.stof_tvm.parallel.context.engines import CASES, LENGTH
-from tests.stof_tvm.parallel.launch import run_two
+from tests.stof_tvm.parallel.launch import run_ranks
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
-    return run_two("tests.stof_tvm.parallel.context.engines", tmp_path_factory.mktemp("engines"))
+    return run_ranks("tests.stof_tvm.parallel.context.engines", tmp_path_factory.mktemp("engines"))
 
 
 @pytest.mark.parametrize("name", CASES)
