@@ -38,6 +38,8 @@ class Peers:
     group : ProcessGroup
     rank, count : int
         This process's number in the group, and how many there are.
+    at : int
+        How many exchanges, of statuses and of data, and failures there were: on all ranks the same.
 
     Raises ParallelError where another rank does not come.
     """
@@ -46,7 +48,7 @@ class Peers:
         self.group = group
         self.rank, self.count = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.seconds = timeout_seconds()
-        self._at = 0  # exchanges, of statuses and of data, and failures: on all ranks the same
+        self.at = 0
         self._begun = 0  # exchanges of data
         self._depth = 0  # calls in one another
         self._failed = False  # whether the latest call failed here, and maybe here alone
@@ -118,7 +120,7 @@ class Peers:
 
     def begin(self) -> None:
         """Count an exchange of data that begins now."""
-        self._at += 1
+        self.at += 1
         self._begun += 1
 
     def wait(self, work: dist.Work, name: str, on_cpu: bool) -> None:
@@ -145,7 +147,7 @@ class Peers:
 
     def _whose_fault(self, name: str) -> str:
         """Which ranks are gone, after a collective failed here; ParallelError where one told why."""
-        statuses = self._statuses.exchange({"at": self._at, "name": f"{name}, which failed"}, NAMING)
+        statuses = self._statuses.exchange({"at": self.at, "name": f"{name}, which failed"}, NAMING)
         self._raise_told(statuses, name)
         gone = [str(rank) for rank, status in enumerate(statuses) if status is None]
         return "rank " + " and ".join(gone) + " is gone or does not answer" if gone else "all ranks are there"
@@ -155,7 +157,7 @@ class Peers:
         notes = self._statuses.notes()
         self._raise_told([notes.get(rank) for rank in range(self.count)], name)
         for rank, note in notes.items():
-            if note["at"] == self._at:
+            if note["at"] == self.at:
                 raise ParallelError(f"rank {rank} is in {note['name']}, rank {self.rank} in {name}: {_SAME_CALLS}")
 
     def _ask_after_failure(self) -> None:
@@ -169,8 +171,8 @@ class Peers:
 
     def _differences(self, name: str, told: dict) -> Iterator[tuple[int, str, object, object]]:
         """(rank, what, its value, rank 0's value) of what ranks told otherwise; ParallelError where one failed."""
-        self._at += 1
-        own = {"at": self._at, "name": name, "told": told}
+        self.at += 1
+        own = {"at": self.at, "name": name, "told": told}
         statuses = self._statuses.exchange(own, self.seconds)
         self._raise_told(statuses, name)
         for rank, status in enumerate(statuses):
@@ -181,7 +183,7 @@ class Peers:
                 )
         found = [status for status in statuses if status is not None]
         for rank, status in enumerate(found):
-            if status["name"] != name or status["at"] != self._at:
+            if status["name"] != name or status["at"] != self.at:
                 raise ParallelError(f"rank {rank} is in {status['name']}, rank {self.rank} in {name}: {_SAME_CALLS}")
         for rank, status in enumerate(found):
             for what in sorted({*found[0]["told"], *status["told"]}):
@@ -194,7 +196,7 @@ class Peers:
         errors = [
             (status["heard"], rank, status["error"])
             for rank, status in enumerate(statuses)
-            if status is not None and "error" in status and status["at"] >= self._at
+            if status is not None and "error" in status and status["at"] >= self.at
         ]
         if errors:
             heard, rank, error = min(errors)
@@ -205,12 +207,12 @@ class Peers:
         heard = isinstance(error, ParallelError)  # the others hear it, too
         self._failed = True
         # What failed here alone the others find where they next wait for this rank.
-        self._at += not heard
+        self.at += not heard
         text = (str(error) if heard else f"{type(error).__name__}: {error}")[:LONGEST]
         with contextlib.suppress(Exception):
-            self._statuses.tell({"at": self._at, "error": text, "heard": heard})
+            self._statuses.tell({"at": self.at, "error": text, "heard": heard})
             if not heard and isinstance(error, Exception):
-                self._statuses.wait_for_notes(self._at, NAMING)  # this process may end now, and the store be its own
+                self._statuses.wait_for_notes(self.at, NAMING)  # this process may end now, and the store be its own
 
 
 _SAME_CALLS = "all ranks must make the same calls, in the same order"

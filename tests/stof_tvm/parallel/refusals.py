@@ -81,6 +81,9 @@ def second_call(first, second, rank, *known) -> dict:
     return found | {"seconds": time.monotonic() - started, "next": refusal(lambda: attention(group))}
 
 
+# As many keys are moved by both: those of a window in one head, of none in the other.
+HEAD_WINDOWS = [masks.per_head(each) for each in ((WINDOW, masks.sliding_window(0)), (masks.sliding_window(0), WINDOW))]
+KNOWN_WINDOWS = [{"mask": mask} for mask in HEAD_WINDOWS]
 BIASED, SCALED, OTHER = {"bias": torch.zeros(1)}, {"scale": 0.3}, {"mask": masks.sliding_window(5)}
 
 
@@ -94,10 +97,12 @@ def refused_kinds(rank, mesh) -> dict:
 
 
 def other_kinds(rank, mesh) -> dict:
-    """Rank 1 calls with another kind than rank 0: one that is new."""
+    """Rank 1 calls with another kind than rank 0: one that is new, or that both know."""
     return {
         "new": second_call({}, SCALED, rank, {}),
         "new on rank 0": second_call(OTHER, {}, rank, {}),
+        "known": second_call({}, SCALED, rank, {}, SCALED),
+        "known mask": second_call({"mask": HEAD_WINDOWS[0]}, {"mask": HEAD_WINDOWS[1]}, rank, *KNOWN_WINDOWS),
     }
 
 

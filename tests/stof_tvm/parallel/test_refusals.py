@@ -66,6 +66,16 @@ def test_a_kind_that_is_new_to_one_rank_alone_is_an_error_on_both(found, kind, n
         assert call["refusal"].startswith(told) and call["seconds"] < 10 and UNFINISHED in call["next"]
 
 
+@pytest.mark.parametrize("kind", ["known", "known mask"])
+def test_two_kinds_that_both_ranks_know_are_told_apart(found, kind):
+    for number, rank in enumerate(found):
+        call = rank["other_kinds"][kind]
+        assert call["refusal"].startswith(
+            f"ParallelError: rank {1 - number} sent keys of another call than rank {number}"
+        )
+        assert not call["next"]  # all that was sent was received
+
+
 @pytest.mark.parametrize(
     ("sink", "words"),
     [
