@@ -234,13 +234,14 @@ def _peers_of(group: dist.ProcessGroup) -> Peers:
 def among_ranks(build: Callable[P, R]) -> Callable[P, R]:
     """A decorator for `build`: with `mesh` or `context_parallel`, the other ranks are told of any error that ends it.
 
-    Raises InputError, before anything, for what is neither a mesh nor a group.
+    What is neither a mesh nor a group `build` refuses itself.
     """
 
     @functools.wraps(build)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
         name = "mesh" if kwargs.get("context_parallel") is None else "context_parallel"
-        if (ranks := kwargs.get(name)) is None:
+        ranks = kwargs.get(name)
+        if not isinstance(ranks, DeviceMesh | dist.ProcessGroup):
             return build(*args, **kwargs)
         with peers_of(ranks, name).in_step():
             return build(*args, **kwargs)
