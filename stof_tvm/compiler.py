@@ -227,7 +227,9 @@ def build(
                 without_padding=without_padding,
             )
     if context_parallel is not None:
-        refuse_beside("context_parallel", mesh=mesh, fusion_scheme=fusion_scheme)
+        if mesh is not None:
+            raise InputError("mesh and context_parallel divide a model in two ways, which are not combined: give one")
+        refuse_beside("context_parallel", fusion_scheme=fusion_scheme)
         peers = peers_of(context_parallel, "context_parallel")
         peers.agree(ARGUMENTS, {"the argument": "context_parallel", **options.told()})
         return context_engine(model, call, peers, site_masks, target, float32, verify, _build_shared(options))

@@ -91,7 +91,7 @@ def context_engine(
 
 def _exported(model, call: tuple, target, verify: bool) -> tuple[Batched, Snapshot, tuple, dict]:
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"context_parallel is for a torch.nn.Module, got a {type(model).__name__}")
+        raise InputError(f"context_parallel is for a torch.nn.Module, got {type(model).__name__}")
     refuse_meta(model)
     refuse_autocast(model.parameters(), "build the engine")
     refuse_arrays(*call)
