@@ -173,12 +173,12 @@ def sparse_attention(
     Inference only: raises InputError if autograd would have to record the call, and for tensors without data, as
     torch.export and torch.vmap have.  In a function that torch.compile compiles, it runs between two graphs.
     """
-    check_mode(float32)
     options = Options(scale, kernel, return_lse, tuning_logs, softcap, float32)
     if group is not None:
         from stof_tvm.parallel.context.attention import context_attention
 
         return context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan)
+    check_mode(float32)
     if plan is not None:
         raise InputError("plan says how a group of ranks shares a sequence: give group, too")
     rank, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)

@@ -38,10 +38,11 @@ from stof_tvm.mask_arrays import MaskArrays
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.older_keys.refuse import refuse_older_keys
 from stof_tvm.packed.build import packed_engine
+from stof_tvm.parallel.contents import contents_of
 from stof_tvm.parallel.context.build import context_engine
-from stof_tvm.parallel.ranks import Peers, peers_of, step_of
+from stof_tvm.parallel.ranks import Peers, among_ranks, peers_of, step_of
 from stof_tvm.parallel.states import local_states, shards_of
-from stof_tvm.parallel.tensor import content_of, meaning_of, notes_of, ranks_of, refuse_beside
+from stof_tvm.parallel.tensor import meaning_of, notes_of, ranks_of, refuse_beside
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
 from stof_tvm.saving.lift_weights import lift_weights
@@ -57,10 +58,12 @@ from tir_kernels.errors import CompileError, ExportError, InputError, StofError
 from tir_kernels.pipelines import pipeline_of
 from tir_kernels.target import parse_target
 
+ARGUMENTS = "the arguments of build"
 COMPOSED = "canonicalize_attention"  # the phase after which every attention has one form
 
 
 @one_at_a_time
+@among_ranks
 def build(
     model: torch.nn.Module | torch.export.ExportedProgram,
     target: str | dict | tvm.target.Target | None = None,
@@ -224,10 +227,14 @@ def build(
                 without_padding=without_padding,
             )
     if context_parallel is not None:
-        refuse_beside("context_parallel", mesh=mesh, fusion_scheme=fusion_scheme)
+        if mesh is not None:
+            raise InputError("mesh and context_parallel divide a model in two ways, which are not combined: give one")
+        refuse_beside("context_parallel", fusion_scheme=fusion_scheme)
         peers = peers_of(context_parallel, "context_parallel")
+        peers.agree(ARGUMENTS, {"the argument": "context_parallel", **options.told()})
         return context_engine(model, call, peers, site_masks, target, float32, verify, _build_shared(options))
     if mesh is not None:
+        peers_of(mesh).agree(ARGUMENTS, {"the argument": "mesh", **options.told()})
         return _build_one(model, call, site_masks, options, peers=peers_of(mesh))
     if buckets is not None and (lazy or not is_range or without_padding):
         raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
@@ -302,6 +309,11 @@ class _Options:
     is_mapped: bool = False  # the model's tensors are a file's, which nobody writes to
     lists_written_on_gpu: bool = False  # those of replaceable masks
 
+    def told(self) -> dict[str, str]:
+        """What ranks that build one engine must be given alike, in words, by the names of the arguments."""
+        same = ("strict", "fusion_scheme", "verify", "float32")
+        return {"the kind of target": self.target.kind.name} | {name: str(getattr(self, name)) for name in same}
+
 
 def _build_one(
     model,
@@ -348,7 +360,7 @@ def _build_one(
                 peers,
                 "import",
                 lambda: import_model(model, args, kwargs, kept=kept, owned=owned, shares=shares),
-                lambda imported: content_of(imported.source.tensors.values(), call),
+                lambda imported: contents_of(imported.program, imported.source.tensors.values(), call),
             )
         except ExportError as error:
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them

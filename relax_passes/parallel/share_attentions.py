@@ -42,11 +42,13 @@ class ShareAttentions:
 
 def _check(call: AttentionCall) -> None:
     """UnsupportedError for what is added to or taken from scores of pairs of tokens."""
-    pairs = {"mask": call.mask, "bias": call.bias, "causal mask": call.causal or None, "cache": call.positions}
+    given = call.bias if call.mask is None else call.mask  # either may be what is left of both
+    pairs = {"mask or bias": given, "causal mask": call.causal or None, "cache": call.positions}
     pairs["cache"] = pairs["cache"] if call.first_row is None else call.first_row
     for name, value in pairs.items():
         if value is not None:
             raise UnsupportedError(
-                f"attention {named(call.site)} has a {name} that is computed for pairs of tokens: ranks that share a "
-                "sequence know the pairs of their own tokens only. Masks that depend on positions alone are none"
+                f"attention {named(call.site)} has a {name} that calls compute for pairs of tokens: ranks that share a "
+                "sequence know the pairs of their own tokens only, and masks that depend on positions alone; leave "
+                "context_parallel out"
             )

@@ -26,8 +26,11 @@ def all_reduce_of(peers: Peers) -> str:
         term, total = torch.from_dlpack(term), torch.from_dlpack(total)
         if term.data_ptr() != total.data_ptr():
             total.copy_(term)
-        with peers.answering("an all-reduce"):
-            dist.all_reduce(total, group=peers.group)
+        peers.collective(
+            "an all-reduce",
+            total.device.type == "cpu",
+            lambda async_op: dist.all_reduce(total, group=peers.group, async_op=async_op),
+        )
 
     tvm_ffi.register_global_func(name, all_reduce)
     return name
@@ -45,8 +48,11 @@ def all_gather_of(peers: Peers) -> str:
     def all_gather(part, parts) -> None:
         # As bytes, for gloo moves no bfloat16.
         part, parts = (torch.from_dlpack(x).view(-1).view(torch.uint8) for x in (part, parts))
-        with peers.answering("an all-gather"):
-            dist.all_gather_into_tensor(parts, part, group=peers.group)
+        peers.collective(
+            "an all-gather",
+            part.device.type == "cpu",
+            lambda async_op: dist.all_gather_into_tensor(parts, part, group=peers.group, async_op=async_op),
+        )
 
     tvm_ffi.register_global_func(name, all_gather)
     return name

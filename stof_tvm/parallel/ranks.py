@@ -1,29 +1,32 @@
 """The ranks that build and run one engine, or share an attention, and how they learn that one of them failed.
 
-After each step of a build, and before the first exchange of a kind, every rank sends every other one a short status,
-over a gloo group of its own with a timeout: so a failed rank ends all with its message, and one that is gone is named.
+After each step of a build, and before the first exchange of a kind, every rank sends every other one a short status.
+All ranks make the same exchanges, of statuses and of data, in the same order, and count them.  A rank that fails tells
+the others so with the number of the exchange that it does not come to.  There they are, or will be, and end with its
+message.
 """
 
 import contextlib
 import datetime
 import functools
-import json
 import os
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from stof_tvm.parallel.statuses import Statuses
 from tir_kernels.errors import InputError, ParallelError
 
 TIMEOUT = "STOF_PARALLEL_TIMEOUT"  # seconds that a rank waits for the others' statuses
 DEFAULT_TIMEOUT = 600.0
 NAMING = 5.0  # seconds in which a rank answers that is not gone, after something failed
-STATUS_BYTES = 16384
+LOOK = datetime.timedelta(seconds=1)  # between two looks whether another rank failed, while data is waited for
 LONGEST = 2500  # characters of a message
+AFTER_FAILURE = "a call after one that failed"
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -35,6 +38,8 @@ class Peers:
     group : ProcessGroup
     rank, count : int
         This process's number in the group, and how many there are.
+    at : int
+        How many exchanges, of statuses and of data, and failures there were: on all ranks the same.
 
     Raises ParallelError where another rank does not come.
     """
@@ -43,75 +48,92 @@ class Peers:
         self.group = group
         self.rank, self.count = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.seconds = timeout_seconds()
-        self._global = dist.get_process_group_ranks(self.group)
+        self.at = 0
+        self._begun = 0  # exchanges of data
+        self._depth = 0  # calls in one another
         self._failed = False  # whether the latest call failed here, and maybe here alone
         try:
-            self._status = dist.new_group(
-                self._global,
-                timeout=datetime.timedelta(seconds=self.seconds),
-                backend="gloo",
-                use_local_synchronization=True,
-            )
+            self._statuses = Statuses(self.group, self.rank, self.count, self.seconds)
         except Exception as error:  # of the store or of gloo
             raise ParallelError(
                 f"rank {self.rank}: not all {self.count} ranks came within {self.seconds:g} s ({TIMEOUT}): {error}"
             ) from error
 
-    def step(self, name: str, compute: Callable[[], R], told: Callable[[R], object] = lambda result: None) -> R:
+    def step(self, name: str, compute: Callable[[], R], told: Callable[[R], dict] = lambda result: {}) -> R:
         """The result of `compute`, once every rank has one.
 
-        `told(result)` is compared among the ranks: a short value, of JSON, that must be the same on all.  Raises what
-        `compute` raises; on the other ranks ParallelError with that message, as where a rank is gone or told otherwise.
+        `told(result)` is compared among the ranks: what must be the same on all, in short values of JSON by what they
+        are.  Raises what `compute` raises; on the other ranks ParallelError with that message, as where a rank is gone
+        or told otherwise.
         """
-        try:
+        with self.in_step():
             result = compute()
-            own: dict = {"told": told(result)}
-        except ParallelError:  # the others know
-            raise
-        except BaseException as error:
-            self._exchange({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
-            raise
-        statuses = self._statuses(name, own)
-        for rank, status in enumerate(statuses):
-            if status["told"] != statuses[0]["told"]:
+            for rank, what, _, _ in self._differences(name, told(result)):
                 raise ParallelError(
-                    f"rank {rank} does not build what rank 0 builds ({name}): {status['told']!r} is not "
-                    f"{statuses[0]['told']!r}. Give every rank the same model, weights, inputs and masks"
+                    f"rank {rank} does not build what rank 0 builds ({name}): it has another {what}. Give every rank "
+                    "the same model, weights, inputs and masks"
                 )
-        return result
+            return result
 
-    def agree(self, name: str, meant: str, error: Exception | None = None) -> None:
-        """Return where all ranks do `name` and mean the same by it, and none has an error.
+    def agree(self, name: str, told: dict) -> None:
+        """Return where all ranks do `name` and `told` is the same on all: short values of JSON by what they are.
 
-        With an error of its own a rank raises that; the others ParallelError with its message, as where a rank means
-        something else or is gone.
+        Raises ParallelError where a rank means something else, failed or is gone.
         """
-        if error is not None:
-            self._exchange({"error": f"{type(error).__name__}: {error}"[:LONGEST]})
-            raise error
-        statuses = self._statuses(name, {"told": meant})
-        for rank, status in enumerate(statuses):
-            if status["told"] != statuses[0]["told"]:
+        with self.in_step():
+            for rank, what, here, there in self._differences(name, told):
                 raise ParallelError(
-                    f"rank {rank} calls with {status['told']}, rank 0 with {statuses[0]['told']}: all ranks must mean "
-                    "the same"
+                    f"rank {rank} calls with {what} {here}, rank 0 with {there}: all ranks must mean the same ({name})"
                 )
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """A call that all ranks make together: after one that failed here, they first ask whether it failed on all.
+        """A call that all ranks make together; others are told of an error that ends it here.
 
-        Where it did, such as for an input that none can take, they go on.  Where it failed on one rank alone, the
-        others still wait in it.  This rank would answer them with what belongs to its next call, and all would get
-        wrong numbers: it is a ParallelError.
+        After a call that failed here, ranks first ask one another whether it failed on all.  Where it did, such as for
+        an input that none can take, they go on.  Where others still wait in it, this rank would answer them with what
+        belongs to its next call, and all would get wrong numbers: that is a ParallelError.
         """
-        if self._failed:
-            self.agree("a call after one that failed", "a call after one that failed")
+        is_outermost = not self._depth
+        self._depth += 1
         try:
+            if is_outermost and self._failed:
+                self._ask_after_failure()
             yield
-        except BaseException:
-            self._failed = True
+        except BaseException as error:
+            if is_outermost:
+                self._tell(error)
             raise
+        finally:
+            self._depth -= 1
+
+    def collective(self, name: str, on_cpu: bool, start: Callable[[bool], dist.Work | None]) -> None:
+        """Take part in an exchange of data: `start(async_op)` begins a collective of torch.distributed.
+
+        Raises ParallelError where it fails, and where another rank failed before it.
+        """
+        with self.answering(name):
+            self.begin()
+            work = start(on_cpu)
+            if on_cpu and work is not None:
+                self.wait(work, name, on_cpu)
+
+    def begin(self) -> None:
+        """Count an exchange of data that begins now."""
+        self.at += 1
+        self._begun += 1
+
+    def wait(self, work: dist.Work, name: str, on_cpu: bool) -> None:
+        """Wait for data, on the stream, or on CPUs for the other ranks: ParallelError where one failed before."""
+        while on_cpu:
+            try:
+                work.wait(LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():  # it failed
+                    raise
+            self._look(name)
+        work.wait()
 
     @contextlib.contextmanager
     def answering(self, name: str) -> Iterator[None]:
@@ -121,56 +143,79 @@ class Peers:
         except Exception as error:  # gloo's and NCCL's, of no common type
             if isinstance(error, ParallelError):
                 raise
-            raise ParallelError(f"rank {self.rank}: {name} failed, {self._whose_fault()}: {error}") from error
+            raise ParallelError(f"rank {self.rank}: {name} failed, {self._whose_fault(name)}: {error}") from error
 
-    def _whose_fault(self) -> str:
-        """Which ranks are gone, after a collective failed here."""
-        statuses = self._exchange({}, NAMING)
+    def _whose_fault(self, name: str) -> str:
+        """Which ranks are gone, after a collective failed here; ParallelError where one told why."""
+        statuses = self._statuses.exchange({"at": self.at, "name": f"{name}, which failed"}, NAMING)
+        self._raise_told(statuses, name)
         gone = [str(rank) for rank, status in enumerate(statuses) if status is None]
         return "rank " + " and ".join(gone) + " is gone or does not answer" if gone else "all ranks are there"
 
-    def _statuses(self, name: str, own: dict) -> list[dict]:
-        """The statuses of all ranks; ParallelError where one is missing, or an error."""
-        statuses: list[dict] = []
-        for rank, status in enumerate(self._exchange(own)):
+    def _look(self, name: str) -> None:
+        """ParallelError where another rank failed, or sends a status where this one waits for data."""
+        notes = self._statuses.notes()
+        self._raise_told([notes.get(rank) for rank in range(self.count)], name)
+        for rank, note in notes.items():
+            if note["at"] == self.at:
+                raise ParallelError(f"rank {rank} is in {note['name']}, rank {self.rank} in {name}: {_SAME_CALLS}")
+
+    def _ask_after_failure(self) -> None:
+        """Return where all ranks are at the same place after a call that failed; else ParallelError."""
+        for rank, _, here, there in self._differences(AFTER_FAILURE, {"exchanges": self._begun}):
+            raise ParallelError(
+                f"rank {rank} began {here} exchanges of data with this group, rank 0 {there}: the call that failed "
+                "left one unfinished, which would be answered with what is sent later. Make a new process group"
+            )
+        self._failed = False
+
+    def _differences(self, name: str, told: dict) -> Iterator[tuple[int, str, object, object]]:
+        """(rank, what, its value, rank 0's value) of what ranks told otherwise; ParallelError where one failed."""
+        self.at += 1
+        own = {"at": self.at, "name": name, "told": told}
+        statuses = self._statuses.exchange(own, self.seconds)
+        self._raise_told(statuses, name)
+        for rank, status in enumerate(statuses):
             if status is None:
                 raise ParallelError(
                     f"rank {self.rank}: rank {rank} is gone, or did not answer within {self.seconds:g} s ({name}); "
                     f"{TIMEOUT} sets the seconds"
                 )
-            statuses.append(status)
-        for rank, status in enumerate(statuses):
-            if "error" in status:
-                raise ParallelError(f"rank {rank} failed ({name}): {status['error']}")
-        return statuses
+        found = [status for status in statuses if status is not None]
+        for rank, status in enumerate(found):
+            if status["name"] != name or status["at"] != self.at:
+                raise ParallelError(f"rank {rank} is in {status['name']}, rank {self.rank} in {name}: {_SAME_CALLS}")
+        for rank, status in enumerate(found):
+            for what in sorted({*found[0]["told"], *status["told"]}):
+                here, there = status["told"].get(what), found[0]["told"].get(what)
+                if here != there:
+                    yield rank, what, here, there
 
-    def _exchange(self, status: dict, seconds: float | None = None) -> list[dict | None]:
-        """The status of every rank, None for those that are gone or later than `seconds`."""
-        data = json.dumps(status).encode().ljust(STATUS_BYTES)
-        if len(data) > STATUS_BYTES:
-            raise InputError(f"a status of {len(data)} bytes is longer than {STATUS_BYTES}")
-        sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        found: list[dict | None] = [status if rank == self.rank else None for rank in range(self.count)]
-        others = [rank for rank in range(self.count) if rank != self.rank]
-        received = {rank: torch.empty_like(sent) for rank in others}
-        works = {}
-        for rank in others:
-            peer = self._global[rank]
-            try:
-                sending = dist.isend(sent, peer, group=self._status)
-                works[rank] = dist.irecv(received[rank], peer, group=self._status), sending
-            except RuntimeError:  # gone
-                continue
-        for rank, pair in works.items():
-            try:
-                for work in pair:
-                    if work is not None:  # None is for processes outside of the group
-                        work.wait(datetime.timedelta(seconds=seconds or self.seconds))
-            except RuntimeError:  # gone or too late
-                continue
-            found[rank] = json.loads(received[rank].numpy().tobytes())
-        self._failed &= None in found  # what answers is at the same place
-        return found
+    def _raise_told(self, statuses: list[dict | None], name: str) -> None:
+        """ParallelError with the message of a rank that failed here or later; first one that did not hear it itself."""
+        errors = [
+            (status["heard"], rank, status["error"])
+            for rank, status in enumerate(statuses)
+            if status is not None and "error" in status and status["at"] >= self.at
+        ]
+        if errors:
+            heard, rank, error = min(errors)
+            raise ParallelError(error if heard else f"rank {rank} failed ({name}): {error}")
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the other ranks of an error that ends a call here."""
+        heard = isinstance(error, ParallelError)  # the others hear it, too
+        self._failed = True
+        # What failed here alone the others find where they next wait for this rank.
+        self.at += not heard
+        text = (str(error) if heard else f"{type(error).__name__}: {error}")[:LONGEST]
+        with contextlib.suppress(Exception):
+            self._statuses.tell({"at": self.at, "error": text, "heard": heard})
+            if not heard and isinstance(error, Exception):
+                self._statuses.wait_for_notes(self.at, NAMING)  # this process may end now, and the store be its own
+
+
+_SAME_CALLS = "all ranks must make the same calls, in the same order"
 
 
 def peers_of(mesh, name: str = "mesh") -> Peers:
@@ -186,8 +231,26 @@ def _peers_of(group: dist.ProcessGroup) -> Peers:
     return Peers(group)
 
 
+def among_ranks(build: Callable[P, R]) -> Callable[P, R]:
+    """A decorator for `build`: with `mesh` or `context_parallel`, the other ranks are told of any error that ends it.
+
+    What is neither a mesh nor a group `build` refuses itself.
+    """
+
+    @functools.wraps(build)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        name = "mesh" if kwargs.get("context_parallel") is None else "context_parallel"
+        ranks = kwargs.get(name)
+        if not isinstance(ranks, DeviceMesh | dist.ProcessGroup):
+            return build(*args, **kwargs)
+        with peers_of(ranks, name).in_step():
+            return build(*args, **kwargs)
+
+    return told
+
+
 def step_of(
-    peers: Peers | None, name: str, compute: Callable[[], R], told: Callable[[R], object] = lambda result: None
+    peers: Peers | None, name: str, compute: Callable[[], R], told: Callable[[R], dict] = lambda result: {}
 ) -> R:
     """`peers.step(name, compute, told)`, or without peers just `compute()`."""
     return compute() if peers is None else peers.step(name, compute, told)

@@ -32,7 +32,13 @@ def local_states(states, shards: dict[str, Shard], ranks: Ranks | None) -> tuple
 def whole_state(state: torch.Tensor, shard: Shard, peers: Peers) -> torch.Tensor:
     """A state's whole value, from the parts (…) of all ranks; every rank must ask for it."""
     parts = [torch.empty_like(state) for _ in range(peers.count)]
-    dist.all_gather(parts, state.contiguous(), group=peers.group)
+    own = state.contiguous()
+    with peers.in_step():
+        peers.collective(
+            "an all-gather of a state",
+            own.device.type == "cpu",
+            lambda async_op: dist.all_gather(parts, own, group=peers.group, async_op=async_op),
+        )
     sizes = [size // peers.count for size in shard.sizes]
     pieces = zip(*(part.split(sizes, shard.axis) for part in parts))
     return torch.cat([x for piece in pieces for x in piece], shard.axis)

@@ -2,10 +2,8 @@
 
 import json
 import zlib
-from collections.abc import Iterable
 
 import torch
-from torch.utils import _pytree as pytree
 
 from relax_passes.attention.site_names import THE_MODEL
 from relax_passes.parallel.placement import Ranks
@@ -16,7 +14,6 @@ from stof_tvm.site_masks import SiteMasks, sizes_of
 from tir_kernels.errors import InputError
 
 BLOCK = (64, 64)  # of the lists by which masks are compared
-SAMPLE = 4096  # elements of each tensor, from all over it, that the ranks compare
 
 
 def ranks_of(peers: Peers | None) -> Ranks | None:
@@ -34,28 +31,14 @@ def refuse_beside(argument: str, **given) -> None:
             raise InputError(f"{argument} divides an engine of one shape among ranks: leave {name} out")
 
 
-def content_of(weights: Iterable[torch.Tensor], call: tuple) -> int:
-    """A checksum of samples of a model's tensors and of its example inputs, which all ranks must share."""
-    checksum = 0
-    for x in (*weights, *pytree.tree_leaves(call)):
-        if not isinstance(x, torch.Tensor):
-            checksum = zlib.crc32(repr(x).encode(), checksum)
-            continue
-        checksum = zlib.crc32(repr((x.shape, x.dtype)).encode(), checksum)
-        if not x.is_meta and not isinstance(x, torch._subclasses.FakeTensor):
-            sample = x.detach().flatten()[:: max(1, x.numel() // SAMPLE)].cpu().contiguous()
-            checksum = zlib.crc32(sample.view(torch.uint8).numpy().data, checksum)
-    return checksum
-
-
-def meaning_of(report, site_masks: SiteMasks) -> int:
-    """A checksum of what is divided, and of all that the given masks keep, in the heads of other ranks too."""
+def meaning_of(report, site_masks: SiteMasks) -> dict[str, int]:
+    """Checksums of what is divided, and of all that the given masks keep, in the heads of other ranks too."""
     digests = []
     for site in report.rewritten:
         batch, heads, q_len, kv_len = sizes = sizes_of(site)
         mask = site_masks.given_for(site.site, sizes, site.first_row)
         digests.append("" if mask is None else mask.compile(q_len, kv_len, BLOCK).digest)
-    return zlib.crc32(repr((report.notes, digests)).encode())
+    return {"division": zlib.crc32(repr(report.notes).encode()), "mask": zlib.crc32(repr(digests).encode())}
 
 
 def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:

@@ -82,8 +82,8 @@ class Batched:
                     continue  # an input of each sequence
                 if symbol is None or roles.setdefault(symbol, role) != role:
                     raise UnsupportedError(
-                        f"the model fixes dimension {(BATCH, TOKEN).index(role)} of {name} to {size}, so that batches "
-                        "cannot be without padding"
+                        f"the model fixes dimension {(BATCH, TOKEN).index(role)} of {name} to {size}, and a "
+                        "program for rows of tokens is made from one for all batches and lengths"
                     )
         if TOKEN not in roles.values():
             raise UnsupportedError("no input of the model has a batch and tokens in its first two dimensions")
@@ -138,7 +138,7 @@ def batched_of_module(
         padding = found[0] if found else ""
     elif not isinstance(bound.get(padding), torch.Tensor):
         raise InputError(f"without_padding={padding!r} names no tensor among the example inputs, {', '.join(bound)}")
-    batch, length = _sizes(bound, padding)
+    batch, length = _sizes(bound, padding, "without_padding" if all_lengths else "context_parallel")
     # A batch of 1 would be a number for torch.export, and so might be a length that is a table's.
     many, some = 2 if batch < 2 else batch, max(2, length // 2)
     many = 3 if many == some else many
@@ -194,19 +194,20 @@ def _check_lengths(batched: Batched, shapes: ShapeRange, batch: int, shortest: i
             shapes.numbers(values)
         except InputError as error:
             raise UnsupportedError(
-                f"the model does not compute sequences of {length} tokens as it does others, so that batches cannot be "
-                f"without padding: {error}"
+                f"the model does not compute sequences of {length} tokens as it does others, which a "
+                f"program for rows of tokens does: {error}"
             ) from None
 
 
-def _sizes(bound: Mapping, padding: str) -> tuple[int, int]:
-    """(batch, length) of an example call."""
+def _sizes(bound: Mapping, padding: str, argument: str) -> tuple[int, int]:
+    """(batch, length) of an example call; an InputError names the argument of `build` that asks for them."""
     tensors = [x for x in pytree.tree_leaves(bound) if isinstance(x, torch.Tensor) and x.dim() > 1]
     first = bound[padding] if padding else tensors[0] if tensors else None
     if first is None or first.dim() < 2 or (padding and first.dim() != 2):
         name = padding or "the first input"
-        raise InputError(f"without_padding needs {name} to be of shape (batch, length{'' if padding else ', …'})")
+        raise InputError(f"{argument} needs {name} to be of shape (batch, length{'' if padding else ', …'})")
     batch, length = first.shape[:2]
-    if length < 2:
-        raise InputError("without_padding needs an example of two tokens or more: its length is the longest of a call")
+    if batch < 1 or length < 2:
+        shape = tuple(first.shape)
+        raise InputError(f"{argument} needs an example of one sequence or more, of two tokens or more; got {shape}")
     return batch, length

@@ -7,7 +7,7 @@ import torch
 from torch.fx import Node
 
 from stof_tvm.frontend.packing.dims import BATCH, TOKEN, Dim, is_fixed, joined
-from stof_tvm.frontend.packing.rewriter import NUMBER, PLACE, Rewriter, Value, arguments
+from stof_tvm.frontend.packing.rewriter import NUMBER, PLACE, WITHOUT_PADDING, Rewriter, Value, arguments
 
 aten = torch.ops.aten
 
@@ -98,9 +98,8 @@ def _reduction(rewriter: Rewriter, node: Node):
 def _sum_of_tokens(rewriter: Rewriter, node: Node, value: Value, axis: int, keepdim: bool) -> Value:
     """Σ over the tokens of each sequence, where the given program adds 0 for padding: a product by 0 and 1."""
     if value.fill != 0 or value.is_pair:
-        raise rewriter.refuse(
-            node, "it sums over tokens, and padding is not known to be 0 there (multiply by the mask)"
-        )
+        why = ", and padding is not known to be 0 there (multiply by the mask)"
+        raise rewriter.refuse(node, "it sums over tokens" + (why if rewriter.purpose is WITHOUT_PADDING else ""))
     if [n for n, dim in enumerate(value.dims) if BATCH in dim] != [axis - 1] or value.dims[axis - 1] != (BATCH,):
         raise rewriter.refuse(node, "it sums over the tokens of no batch")
     dtype = node.meta["val"].dtype

@@ -4,6 +4,7 @@ Each rank computes its rows with its own keys while those of others arrive, and 
 on a GPU by a kernel that continues from the first result, on a CPU by merging both by their log-sum-exp.
 """
 
+import hashlib
 import weakref
 
 import torch
@@ -13,12 +14,14 @@ from stof_tvm.attention import Options, attend, check_inputs, without_added_dime
 from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.runtime.rule import Rule
+from stof_tvm.parallel.contents import checksum_of
 from stof_tvm.parallel.context.exchange import Exchange
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
 from stof_tvm.parallel.ranks import Peers, peers_of
 from stof_tvm.running.bounded_cache import BoundedCache
+from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, MaskError, UnsupportedError
 
 CALLS = 64  # kinds of calls of a group that are kept
@@ -32,39 +35,30 @@ def context_attention(q, k, v, mask, bias, enable_gqa: bool, sink, options: Opti
     """
     rank, ranks = _place_in(group)
     with peers_of(group).in_step():
+        check_mode(options.float32)
         return _context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan, rank, ranks)
 
 
 def _context_attention(q, k, v, mask, bias, enable_gqa, sink, options, group, plan, rank: int, ranks: int):
     calls = _calls.setdefault(group, BoundedCache(lambda call: 1, CALLS, CALLS))
-    try:
-        dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
-        _check_call(q, k, v, mask, bias, plan, ranks)
-        if mask is None and plan is not None:
-            mask = plan.mask
-        layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
-        length = len(layout.owner)
-        sizes = (q.shape[0], q.shape[1], length, length)
-        given = given_mask(mask, sizes)
-        shapes = ", ".join(f"{name} {_but_tokens(x)}" for name, x in (("q", q), ("k", k), ("v", v)))
-        who = f"{length} tokens ({layout.way}, {layout.digest[:12]})"
-        signature = f"{who}, {shapes}, {q.dtype}, {options}"
-        key = given.identity, signature
-    except Exception as error:
-        if not calls.entries:  # all are at their first call
-            peers_of(group).agree(FIRST, "", error)
-        raise
+    dims, q, k, v = check_inputs(q, k, v, bias, sink, enable_gqa)
+    _check_call(q, k, v, mask, bias, plan, ranks)
+    if mask is None and plan is not None:
+        mask = plan.mask
+    layout = equal_parts(q.shape[2], ranks) if plan is None else plan.layout
+    length = len(layout.owner)
+    sizes = (q.shape[0], q.shape[1], length, length)
+    given = given_mask(mask, sizes)
+    kind = _but_tokens(q), _but_tokens(k), _but_tokens(v), q.dtype, None if sink is None else sink.dtype, repr(options)
+    key = given.identity, layout.digest, kind
     call = calls.get(key)
     if call is None:
-        try:
-            own = plan_of(mask, sizes, ranks, layout)
-            call = _Call(own, rank, q, k)
-            call.check_tokens(q)
-            meaning = f"mask {own.digest[:12]}, {signature}"
-        except Exception as error:
-            peers_of(group).agree(FIRST, "", error)
-            raise
-        peers_of(group).agree(FIRST, meaning)
+        own = plan_of(mask, sizes, ranks, layout)
+        call = _Call(own, rank, q, k)
+        call.check_tokens(q)
+        told = _told(own, q, k, v, sink, options)
+        peers_of(group).agree(FIRST, told)
+        call.kind = hashlib.sha256(repr(told).encode()).digest()[:8]
         calls.put(key, call)
     call.check_tokens(q)
     return without_added_dimensions(call(q, k, v, sink, options, peers_of(group)), dims, options.return_lse)
@@ -74,7 +68,7 @@ class _Call:
     """What calls with one mask and one kind of inputs share on a rank."""
 
     def __init__(self, plan: ContextPlan, rank: int, q: torch.Tensor, k: torch.Tensor):
-        self.rank, self.length = rank, plan.length
+        self.rank, self.length, self.kind = rank, plan.length, b""
         plan.check_heads(q.shape[0], q.shape[1])
         self.exchange = Exchange(plan, rank, q.shape[0], k.shape[1])
         parts = Parts(plan, rank, q.shape[1], self.exchange.where)
@@ -90,8 +84,13 @@ class _Call:
             )
 
     def __call__(self, q, k, v, sink, options: Options, peers: Peers) -> tuple[torch.Tensor, ...]:
-        with peers.answering(EXCHANGE):
-            transfer = self.exchange.start(k, v, peers.group) if self.exchange.is_needed else None
+        transfer = None
+        if self.exchange.is_needed:
+            with peers.answering(EXCHANGE):
+                peers.begin()
+                # On GPUs nobody looks at it, which would wait for them.
+                tag = self.kind + peers.at.to_bytes(8, "little") if k.device.type == "cpu" else b""
+                transfer = self.exchange.start(k, v, peers.group, tag)
         first = options._replace(return_lse=bool(self.runs) or options.return_lse)
         if self.own is None:
             results = attend(q, k[:, :, :0], v[:, :, :0], NO_MASK, None, sink, first)
@@ -100,7 +99,7 @@ class _Call:
         if transfer is None:
             return results
         with peers.answering(EXCHANGE):
-            keys, values = transfer.finish()
+            keys, values = transfer.finish(lambda work: peers.wait(work, EXCHANGE, k.device.type == "cpu"))
         for rows, part in self.runs:
             earlier = tuple(x[:, :, rows] for x in results)
             later = _continued(q[:, :, rows], keys, values, part, options, earlier)
@@ -155,6 +154,16 @@ def _check_call(q, k, v, mask, bias, plan, ranks: int) -> None:
         )
     if 0 in q.shape or 0 in v.shape:
         raise InputError(f"with a group no size may be 0: q {tuple(q.shape)}, v {tuple(v.shape)}")
+
+
+def _told(plan: ContextPlan, q, k, v, sink, options: Options) -> dict[str, str]:
+    """What must be the same on all ranks in the calls of a kind, in words, by what it is."""
+    told = {name: f"{_but_tokens(x)} of {x.dtype}" for name, x in (("q", q), ("k", k), ("v", v))}
+    told |= {f"{name}=": repr(value) for name, value in options._asdict().items()}
+    told["mask"] = f"{plan.digest[:12]}"
+    told["tokens"] = f"{plan.length} ({plan.way}, {plan.layout.digest[:12]})"
+    told["sink"] = "None" if sink is None else f"{sink.dtype}, checksum {checksum_of([sink]):08x}"
+    return told
 
 
 def _but_tokens(x: torch.Tensor) -> tuple[int, int, int]:

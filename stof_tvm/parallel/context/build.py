@@ -20,11 +20,11 @@ from stof_tvm.frontend.packing.program import FIXED, OF_TOKENS, SHARED, PackedPr
 from stof_tvm.frontend.packing.rewriter import PLACE, Purpose
 from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.masks.mask import Mask
+from stof_tvm.parallel.contents import contents_of
 from stof_tvm.parallel.context.engine import ContextEngine
 from stof_tvm.parallel.context.plan import LEAST_TOKENS, ContextPlan, plan_of
 from stof_tvm.parallel.context.site_attentions import SiteAttentions
 from stof_tvm.parallel.ranks import Peers
-from stof_tvm.parallel.tensor import content_of
 from stof_tvm.report import Verification
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification.reference import Reference
@@ -75,12 +75,12 @@ def context_engine(
     batched, snapshot, args, kwargs = peers.step(
         "import",
         lambda: _exported(model, call, target, verify),
-        lambda found: content_of(found[0].tensors.values(), found[2:]),
+        lambda found: contents_of(found[0].program, found[0].tensors.values(), found[2:]),
     )
     engine = peers.step(
         "compilation",
         lambda: _compiled(batched, snapshot, (args, kwargs), peers, site_masks, float32, build_row),
-        lambda engine: zlib.crc32(repr((engine.plan.layout.digest, _digests(engine))).encode()),
+        lambda engine: {"plan": engine.plan.layout.digest[:12], "mask": zlib.crc32(repr(_digests(engine)).encode())},
     )
     outcome = SKIPPED
     if verify:
@@ -91,7 +91,7 @@ def context_engine(
 
 def _exported(model, call: tuple, target, verify: bool) -> tuple[Batched, Snapshot, tuple, dict]:
     if not isinstance(model, torch.nn.Module):
-        raise InputError(f"context_parallel is for a torch.nn.Module, got a {type(model).__name__}")
+        raise InputError(f"context_parallel is for a torch.nn.Module, got {type(model).__name__}")
     refuse_meta(model)
     refuse_autocast(model.parameters(), "build the engine")
     refuse_arrays(*call)

@@ -129,12 +129,12 @@ class ContextEngine(Engine):
         own[: len(x)] = x
         parts = [torch.empty_like(own) for _ in self._counts]
         # As bytes, for gloo moves no bfloat16.
-        with self._ranks.answering("the exchange of outputs"):
-            dist.all_gather(
-                [part.view(-1).view(torch.uint8) for part in parts],
-                own.view(-1).view(torch.uint8),
-                group=self._ranks.group,
-            )
+        raw, group = [part.view(-1).view(torch.uint8) for part in parts], self._ranks.group
+        self._ranks.collective(
+            "the exchange of outputs",
+            own.device.type == "cpu",
+            lambda async_op: dist.all_gather(raw, own.view(-1).view(torch.uint8), group=group, async_op=async_op),
+        )
         return self.plan.unshard([part[:count] for part, count in zip(parts, self._counts)], 0)
 
     # -- what a caller may set and see --------------------------------------------------------------------------------

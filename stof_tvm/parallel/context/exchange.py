@@ -1,5 +1,7 @@
 """The exchange of keys and values: what one rank sends and receives by a plan, and where received rows are laid."""
 
+import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from stof_tvm.parallel.context.gathered import Columns
 from stof_tvm.parallel.context.lists import BLOCK
 from stof_tvm.parallel.context.plan import ContextPlan
+from tir_kernels.errors import ParallelError
 
 
 class Places:
@@ -70,7 +73,7 @@ class Exchange:
         for other in range(plan.ranks):
             wanted = plan.received(other, kv_heads) & (here >= 0)
             sent.append(_rows([here[tokens] for tokens in map(np.flatnonzero, wanted)], classes))
-        self.sent = [len(rows.entry) for rows in sent]
+        self.rank, self.sent = rank, [len(rows.entry) for rows in sent]
         self._entry, self._position = (np.concatenate(each) for each in zip(*sent))
         self.where = laid = Places(plan, rank, kv_heads)
         self.places = laid.count
@@ -84,53 +87,106 @@ class Exchange:
         self._place = entry * self.places + place
         self._on_device: dict = {}
 
-    def start(self, k: torch.Tensor, v: torch.Tensor, group) -> "Transfer":
-        """Send the rows of k and v, (batch, kv_heads, tokens, dim) of one dtype, that other ranks need."""
+    def start(self, k: torch.Tensor, v: torch.Tensor, group, tag: bytes = b"") -> "Transfer":
+        """Send the rows of k and v, (batch, kv_heads, tokens, dim) of one dtype, that other ranks need.
+
+        Each rank is sent the `tag`, too, in rows of its own before those of k.
+        """
         pending = []
-        for x in (k, v):
+        for x, first in ((k, tag), (v, b"")):
             rows, in_order = _as_rows(x)
-            send = rows.index_select(0, self._sources(in_order, x.device))
-            receive = send.new_empty((sum(self.received), x.shape[3]))
+            tags = -(-len(first) // (x.shape[3] * x.element_size()))
+            sent, received = ([count + tags for count in counts] for counts in (self.sent, self.received))
+            send = rows.index_select(0, self._sources(in_order, tags, x.device))
+            receive = send.new_empty((sum(received), x.shape[3]))
             raw = receive.view(torch.uint8), send.view(torch.uint8)  # gloo moves bytes, but no bfloat16
-            work = dist.all_to_all_single(*raw, self.received, self.sent, group=group, async_op=True)
-            pending.append((receive, send, work))
-        return Transfer(self, pending)
+            if tags:
+                data, width = raw[1].view(-1).numpy(), raw[1].shape[1]
+                for begin in _begins(sent):
+                    data[begin * width : begin * width + len(first)] = np.frombuffer(first, np.uint8)
+            work = dist.all_to_all_single(*raw, received, sent, group=group, async_op=True)
+            pending.append(_Pending(receive, send, work, tags))
+        return Transfer(self, pending, tag)
 
-    def laid(self, rows: torch.Tensor) -> torch.Tensor:
-        """Received rows, (n, dim) of any dtype, in their places: (batch, kv_heads, places, dim)."""
-        entries = self.batch * self.kv_heads
+    def laid(self, rows: torch.Tensor, tags: int = 0) -> torch.Tensor:
+        """Received rows, (n, dim) of any dtype, in their places: (batch, kv_heads, places, dim).
+
+        Before those of each rank are `tags` rows that have no place.
+        """
+        places = self.batch * self.kv_heads * self.places
         # Where every place is written there is no need for zeros.
-        is_whole = len(rows) == entries * self.places
-        shape = entries * self.places, rows.shape[1]
+        is_whole = sum(self.received) == places
+        shape = places + bool(tags), rows.shape[1]
         laid = rows.new_empty(shape) if is_whole else rows.new_zeros(shape)
-        laid.index_copy_(0, self._index("place", self._place, rows.device), rows)
-        return laid.view(self.batch, self.kv_heads, self.places, rows.shape[1])
+        at = self._index(f"place {tags}", rows.device, lambda: _inserted(self._place, self.received, tags, places))
+        laid.index_copy_(0, at, rows)
+        return laid[:places].view(self.batch, self.kv_heads, self.places, rows.shape[1])
 
-    def _sources(self, in_order: bool, device) -> torch.Tensor:
-        """Which rows are sent, of (batch, head, token) rows in this order, or of (batch, token, head) rows."""
-        if in_order:
-            return self._index("bhs", self._entry * self.tokens + self._position, device)
-        batch, head = np.divmod(self._entry, self.kv_heads)
-        return self._index("bsh", (batch * self.tokens + self._position) * self.kv_heads + head, device)
+    def _sources(self, in_order: bool, tags: int, device) -> torch.Tensor:
+        """Which rows are sent, of (batch, head, token) rows in this order, or of (batch, token, head) rows.
 
-    def _index(self, name: str, values: np.ndarray, device) -> torch.Tensor:
+        Before those for each rank are `tags` others.
+        """
+
+        def rows() -> np.ndarray:
+            if in_order:
+                return _inserted(self._entry * self.tokens + self._position, self.sent, tags, 0)
+            batch, head = np.divmod(self._entry, self.kv_heads)
+            at = (batch * self.tokens + self._position) * self.kv_heads + head
+            return _inserted(at, self.sent, tags, 0)
+
+        return self._index(f"{'bhs' if in_order else 'bsh'} {tags}", device, rows)
+
+    def _index(self, name: str, device, make: Callable[[], np.ndarray]) -> torch.Tensor:
         key = name, device
         if key not in self._on_device:
-            self._on_device[key] = torch.from_numpy(values.astype(np.int64)).to(device)
+            self._on_device[key] = torch.from_numpy(make().astype(np.int64)).to(device)
         return self._on_device[key]
+
+
+class _Pending(NamedTuple):
+    receive: torch.Tensor
+    send: torch.Tensor  # which must be there until it is sent
+    work: dist.Work
+    tags: int  # rows before those of each rank
 
 
 class Transfer:
     """Rows of k and v that are on their way."""
 
-    def __init__(self, exchange: Exchange, pending: list):
-        self.exchange, self.pending = exchange, pending
+    def __init__(self, exchange: Exchange, pending: list[_Pending], tag: bytes):
+        self.exchange, self.pending, self.tag = exchange, pending, tag
 
-    def finish(self) -> list[torch.Tensor]:
-        """The received k and v in their places; waits on the stream, or on a CPU for the other ranks."""
-        for _, _, work in self.pending:
-            work.wait()
-        return [self.exchange.laid(receive) for receive, _, _ in self.pending]
+    def finish(self, wait: Callable[[dist.Work], None]) -> list[torch.Tensor]:
+        """The received k and v in their places; waits by `wait(work)`.
+
+        Raises ParallelError where a rank sent another tag.
+        """
+        for each in self.pending:
+            wait(each.work)
+        if self.tag:
+            self._check_tags()
+        return [self.exchange.laid(each.receive, each.tags) for each in self.pending]
+
+    def _check_tags(self) -> None:
+        receive, _, _, tags = self.pending[0]
+        data, width = receive.view(torch.uint8).view(-1).numpy(), receive.shape[1] * receive.element_size()
+        for rank, begin in enumerate(_begins([count + tags for count in self.exchange.received])):
+            if data[begin * width : begin * width + len(self.tag)].tobytes() != self.tag:
+                raise ParallelError(
+                    f"rank {rank} sent keys of another call than rank {self.exchange.rank} makes, with another mask or "
+                    "other options: all ranks must make the same calls, in the same order"
+                )
+
+
+def _begins(counts: list[int]) -> list[int]:
+    """Where each rank's rows begin."""
+    return [0, *itertools.accumulate(counts[:-1])]
+
+
+def _inserted(rows: np.ndarray, counts: list[int], tags: int, value: int) -> np.ndarray:
+    """The rows of each rank, int64 (n,), with some of a value before them; `counts` says how many each rank has."""
+    return np.insert(rows, np.repeat(_begins(counts), tags), value)
 
 
 class _Rows(NamedTuple):

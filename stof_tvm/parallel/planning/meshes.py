@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import tvm
 
+from stof_tvm.attention import MAX_VIEW
 from stof_tvm.masks.mask import Mask, per_head
 from stof_tvm.parallel.context.exchange import Places
 from stof_tvm.parallel.context.parts import Parts
@@ -177,6 +178,12 @@ class Simulation:
 
     def _predicted(self, mask: Mask, q_len: int, kv_len: int, tensor: int, **part) -> float:
         model = self.model
+        elements = model.batch * (model.q_heads // tensor) * q_len * model.head_dim
+        if elements > MAX_VIEW:
+            raise InputError(
+                f"q of batch={model.batch}, heads={model.q_heads // tensor}, {q_len} tokens of a GPU and "
+                f"head-dim={model.head_dim} has {elements} elements: a kernel takes fewer than 2^31"
+            )
         problem = AttentionProblem(
             model.batch,
             model.q_heads // tensor,

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import tvm
 
+from tir_kernels.attention.problem import MAX_HEAD_DIM
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.float32.modes import mma_time
+from tir_kernels.cuda.shared_tiles import chunk_elements
 from tir_kernels.errors import InputError
 
 RATE = 2.45e6  # multiply-adds of a multiprocessor in a µs: a 7B decoder at 2048 tokens in 41 ms on an H200
@@ -27,6 +29,8 @@ class PlannedModel:
     gated : bool
         Whether the MLP has two matrices up instead of one.
     dtype : str
+
+    Raises InputError for heads that no kernel computes.
     """
 
     length: int
@@ -43,6 +47,13 @@ class PlannedModel:
     def __post_init__(self):
         if self.q_heads % self.kv_heads:
             raise InputError(f"heads={self.q_heads} must be a multiple of kv-heads={self.kv_heads}")
+        if self.head_dim > MAX_HEAD_DIM:
+            raise InputError(f"head-dim={self.head_dim} is more than {MAX_HEAD_DIM}, the largest of the kernels")
+        if self.head_dim % (chunk := chunk_elements(self.dtype)):
+            raise InputError(
+                f"head-dim={self.head_dim} must be a multiple of {chunk}: kernels copy rows of {self.dtype} 16 bytes "
+                "at a time"
+            )
 
     @property
     def element_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Runs a module of checks as two processes on the CPU."""
+"""Runs a module of checks as processes on the CPU."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from tests.rare_collections import rare_collections
 ROOT = Path(__file__).parents[3]
 
 
-def run_two(module: str, folder: Path) -> list[dict]:
-    """What each rank of `python -m MODULE RANK PORT FOLDER` wrote to FOLDER/RANK.json; rank 1 may be killed."""
+def run_ranks(module: str, folder: Path, count: int = 2) -> list[dict]:
+    """What each rank of `python -m MODULE RANK PORT FOLDER` wrote to FOLDER/RANK.json; ranks but 0 may be killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -24,15 +24,16 @@ def run_two(module: str, folder: Path) -> list[dict]:
             subprocess.Popen(
                 [*command, str(rank), port, str(folder)], cwd=ROOT, env=environment, stdout=log, stderr=log
             )
-            for rank in range(2)
+            for rank in range(count)
         ]
         try:
             assert ranks[0].wait(timeout=300) == 0, (folder / "log").read_text()[-4000:]
-            ranks[1].wait(timeout=60)
+            for rank in ranks[1:]:
+                rank.wait(timeout=60)
         finally:
             for process in ranks:
                 process.kill()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 
 def run_checks(checks, mesh, rank: int, folder: str) -> None:

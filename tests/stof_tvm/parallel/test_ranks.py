@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.stof_tvm.parallel.launch import run_two
+from tests.stof_tvm.parallel.launch import run_ranks
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
     """What each rank found, by the names of the checks in ranks.py."""
-    return run_two("tests.stof_tvm.parallel.ranks", tmp_path_factory.mktemp("ranks"))
+    return run_ranks("tests.stof_tvm.parallel.ranks", tmp_path_factory.mktemp("ranks"))
 
 
 pytestmark = pytest.mark.slow

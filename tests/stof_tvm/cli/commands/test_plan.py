@@ -36,6 +36,27 @@ def test_text(stof):
         (("--gpus", 5000, "--mask", "causal", "--length", 16), "more than 4096"),
         (("--gpus", 2, "--mask", "causal", *SMALL, "--target", "llvm"), "is no GPU"),
         (("--gpus", 2, "--mask", "causal", *SMALL, "--kv-heads", 3), "heads=4 must be a multiple of kv-heads=3"),
+        (("--gpus", 2, "--mask", "causal", *SMALL, "--head-dim", 7), "error: head-dim=7 must be a multiple of 8: "),
+        (("--gpus", 2, "--mask", "causal", *SMALL, "--head-dim", 12), "error: head-dim=12 must be a multiple of 8: "),
+        (
+            ("--gpus", 2, "--mask", "causal", *SMALL, "--head-dim", 6, "--dtype", "float32"),
+            "error: head-dim=6 must be a multiple of 4: kernels copy rows of float32 16 bytes at a time",
+        ),
+        (("--gpus", 2, "--mask", "causal", *SMALL, "--head-dim", 264), "error: head-dim=264 is more than 256"),
+        (
+            ("--gpus", 2, "--mask", "causal", *SMALL, "--head-dim", 0),
+            "--head-dim: '0' must be an integer of at least",
+        ),
+        (("--gpus", 2, "--mask", "causal", *SMALL, "--batch", -1), "--batch: '-1' must be an integer of at least 1"),
+        (
+            ("--gpus", 2, "--mask", "causal", *SMALL, "--heads", 10**6),
+            "error: q of batch=1, heads=1000000, 1024 tokens of a GPU and head-dim=64 has 65536000000 elements: a "
+            "kernel takes fewer than 2^31",
+        ),
+        (
+            ("--gpus", 2, "--mask", "causal", *SMALL, "--batch", 10**6),
+            "error: q of batch=1000000, heads=4, 1024 tokens of",
+        ),
     ],
 )
 def test_what_is_refused(stof, arguments, why):

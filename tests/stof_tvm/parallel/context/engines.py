@@ -113,6 +113,7 @@ def biased(model, x):
 MIXES = {
     "neighbours": lambda model, x: model.conv(x.transpose(1, 2)),
     "mean of tokens": lambda model, x: x - x.mean(1, keepdim=True),
+    "sum of tokens": lambda model, x: x + x.sum(1, keepdim=True),
     "last token": lambda model, x: x[:, -1],
     "shift": lambda model, x: x.roll(1, 1),
     "bias of pairs": biased,
@@ -133,6 +134,8 @@ def arguments(rank, mesh) -> dict:
         "mesh": refusal(lambda: shared(model, (ids,), mesh, mesh=mesh)),
         "replaceable": refusal(lambda: shared(model, (ids,), mesh, replaceable_masks=True)),
         "number": refusal(lambda: shared(model, (ids,), 2)),
+        "no tokens": refusal(lambda: shared(model, (ids[0],), mesh)),
+        "no batch": refusal(lambda: shared(model, (ids[:0],), mesh, verify=False)),
         "padding": refusal(lambda: shared(WithPadding(), {"ids": ids, "attention_mask": torch.ones_like(ids)}, mesh)),
         "short": refusal(lambda: shared(model, (ids[:, :15],), mesh)),
         "path": refusal(lambda: shared(model, (ids,), mesh, mask={"nowhere": masks.causal()})),

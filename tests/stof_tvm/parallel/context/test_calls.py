@@ -16,7 +16,7 @@ from stof_tvm.parallel.context.merge import merged
 
 LENGTH = 512
 MASK = masks.sliding_window(40)
-NOBODY = SimpleNamespace(group=None, answering=contextlib.nullcontext)
+NOBODY = SimpleNamespace(group=None, answering=contextlib.nullcontext, begin=lambda: None, at=1)
 
 
 class Played:
@@ -25,7 +25,7 @@ class Played:
     def __init__(self, laid: Places, whole):
         self.laid, self.whole = laid, whole
 
-    def finish(self):
+    def finish(self, wait):
         """k and v in their places."""
         (columns,) = self.laid.columns[0]
         found = []
@@ -59,7 +59,7 @@ def test_own_keys_come_first_and_rows_with_received_keys_after(continues, return
         mine = [plan.shard(x, rank) for x in (q, k, v)]
         call = _Call(plan, rank, mine[0], mine[1])
         played = Played(Places(plan, rank, 2), (k, v))
-        monkeypatch.setattr(call.exchange, "start", lambda k, v, group, played=played: played)
+        monkeypatch.setattr(call.exchange, "start", lambda k, v, group, tag, played=played: played)
         found = call(*mine, sink, Options(return_lse=return_lse), NOBODY)
         for part, whole, dim in zip(found[: 1 + return_lse], expected, (2, 2), strict=False):
             torch.testing.assert_close(part, plan.shard(whole, rank, dim), rtol=0, atol=2e-6)

@@ -3,14 +3,14 @@
 import pytest
 
 from tests.stof_tvm.parallel.context.engines import CASES, LENGTH
-from tests.stof_tvm.parallel.launch import run_two
+from tests.stof_tvm.parallel.launch import run_ranks
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict]:
-    return run_two("tests.stof_tvm.parallel.context.engines", tmp_path_factory.mktemp("engines"))
+    return run_ranks("tests.stof_tvm.parallel.context.engines", tmp_path_factory.mktemp("engines"))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -42,7 +42,8 @@ def test_the_report_tells_who_has_what_and_what_is_received(found):
         ),
         ("last token", "select.int in the root module cannot be computed by ranks that share a sequence: it asks for"),
         ("shift", "cannot be computed by ranks that share a sequence"),
-        ("bias of pairs", "has a bias that is computed for pairs of tokens"),
+        ("bias of pairs", "has a mask or bias that calls compute for pairs of tokens"),
+        ("sum of tokens", "cannot be computed by ranks that share a sequence: it sums over tokens; leave"),
     ],
 )
 def test_what_mixes_tokens_is_refused_by_name(found, mix, words):
@@ -57,9 +58,11 @@ def test_what_mixes_features_is_not_refused(found):
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("mesh", "InputError: context_parallel divides an engine of one shape among ranks: leave mesh out"),
+        ("mesh", "InputError: mesh and context_parallel divide a model in two ways, which are not"),
         ("replaceable", "leave replaceable_masks out"),
         ("number", "context_parallel is a DeviceMesh of one dimension or a ProcessGroup, got int"),
+        ("no tokens", "InputError: context_parallel needs the first input to be of shape (batch, length, …)"),
+        ("no batch", "context_parallel needs an example of one sequence or more, of two tokens or more; got (0, 160)"),
         ("padding", "attention_mask tells tokens from padding"),
         ("short", "InputError: 15 tokens are fewer than 8 for each of 2 ranks"),
         ("path", "mask path 'nowhere' matches no attention"),

@@ -35,9 +35,10 @@ def test_parts_keep_every_pair_once(name):
         assert (found == expected).all()
 
 
+@pytest.mark.parametrize("tags", [0, 2])
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("name", ["by head", "bigbird", "causal documents"])
-def test_what_ranks_send_is_what_others_lay(name, in_order):
+def test_what_ranks_send_is_what_others_lay(name, in_order, tags):
     """Without processes: rows of every rank, sent by its indices, arrive at the places of the others'."""
     batch, plan = 2, context_plan(MASKS[name], LENGTH, RANKS)
     exchanges = [Exchange(plan, rank, batch, KV_HEADS) for rank in range(RANKS)]
@@ -47,13 +48,14 @@ def test_what_ranks_send_is_what_others_lay(name, in_order):
     for rank, exchange in enumerate(exchanges):
         part = plan.shard(whole, rank)
         rows = (part if in_order else part.transpose(1, 2)).reshape(-1, 1)
-        sent.append(rows.index_select(0, exchange._sources(in_order, rows.device)).split(exchange.sent))
+        counts = [count + tags for count in exchange.sent]
+        sent.append(rows.index_select(0, exchange._sources(in_order, tags, rows.device)).split(counts))
     for rank, exchange in enumerate(exchanges):
-        assert [len(sent[other][rank]) for other in range(RANKS)] == exchange.received
+        assert [len(sent[other][rank]) - tags for other in range(RANKS)] == exchange.received
         assert exchange.received[rank] == 0 and sum(exchange.received) == plan.received_rows(KV_HEADS, batch)[rank]
         if not exchange.places:
             continue
-        laid = exchange.laid(torch.cat([sent[other][rank] for other in range(RANKS)]))
+        laid = exchange.laid(torch.cat([sent[other][rank] for other in range(RANKS)]), tags)
         assert laid.shape == (batch, KV_HEADS, exchange.places, 1)
         for b, g in np.ndindex(batch, KV_HEADS):
             row = Places(plan, rank, KV_HEADS).columns[0]
