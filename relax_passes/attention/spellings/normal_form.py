@@ -20,7 +20,8 @@ What each step means to the softmax of a row:
   Every other finite fill is refused: -1e4 would not mask beside scores of -1e6.
 - A summand after a finite fill f is added to f as well.  This is exact if f <= -1e30 absorbs the summand and nothing
   that is known at compile time lifts f up again; otherwise it is refused.
-- A floor turns scores of -inf into a finite fill.  A floor above -1e30 is a bound of the model's own and is refused.
+- A floor turns scores of -inf into a finite fill.  A floor above -1e30 is a bound of the model's own and is refused,
+  unless it is the least float16 and nothing has masked the scores yet.
 - A cast to float16 turns fills below -65504 into -inf.
 - The composite computes in float32 and rounds nothing.  So a cast to a dtype narrower than q and k is refused.
 """
@@ -36,6 +37,7 @@ from relax_passes.ir.floats import keeps_precision
 
 ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
 HALF_ABSORBING = -32752.0  # half of the least float16
+HALF_LEAST = -65504.0  # as a floor it changes no finite score
 HALF_FACTOR = 1 / 16  # such a fill times this factor stays far below scores times the same factor
 ASSUMED = -1e8
 REMEDY = "fill with -inf or torch.finfo(dtype).min, or use a boolean mask of scaled_dot_product_attention"
@@ -132,7 +134,8 @@ def _check_factors(steps, scale):
     for step in steps:
         if step.kind == "scale" and is_masked and step.number <= 0:
             raise NotAttention(f"masked or biased scores are multiplied by {step.number:g}")
-        if step.kind == "floor" and step.number > ABSORBING:
+        is_least = step.dtype == "float16" and not is_masked and step.number <= HALF_LEAST
+        if step.kind == "floor" and step.number > ABSORBING and not is_least:
             raise NotAttention(f"maximum of the scores with {step.number:g}, which is a bound of the model's own")
         is_masked = is_masked or step.kind in ("add", "fill", "floor")
     if not math.isfinite(scale):

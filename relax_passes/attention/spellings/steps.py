@@ -13,6 +13,9 @@ from tvm import relax
 from relax_passes.ir.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
 from relax_passes.ir.floats import FLOATS
 
+UNREACHED = 1e30  # finite scores that high do not occur in a computation that has not overflowed
+LARGEST_HALF = 65504.0
+
 
 class NotAttention(Exception):
     """Why a softmax between two matrix products is not an attention that the composite can express."""
@@ -135,6 +138,18 @@ class ScoresTrace:
             if number is not None and math.isfinite(number):
                 return self._extend(call, call.args[1 - index], "floor", number=number)
         raise NotAttention("maximum of the scores with a tensor")
+
+    def _minimum(self, call):
+        """Nothing, with a number that no finite score exceeds."""
+        for index in (1, 0):
+            number = self.bindings.scalar(call.args[index])
+            if number is None:
+                continue
+            if number < (LARGEST_HALF if dtype_of(call) == "float16" else UNREACHED):
+                raise NotAttention(f"minimum of the scores with {number:g}, which is a bound of the model's own")
+            if static_shape(call) == static_shape(call.args[1 - index]):
+                return self.trace(call.args[1 - index])
+        raise NotAttention("minimum of the scores with a tensor")
 
     def _astype(self, call):
         return self._extend(call, call.args[0], "cast")
