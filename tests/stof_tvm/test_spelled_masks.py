@@ -18,7 +18,7 @@ from tests.relax_passes.attention.programs import All, One, Program
 
 SINGLE_KEY = "logits_before_a_single_key"  # which this mask does not fit
 PLAIN = [Program(function, "without a softmax") for function in plain_weights_programs.ATTENTION]
-LISTS = (sink_programs.PROGRAMS, transposed_programs.PROGRAMS, weights_programs.PROGRAMS)
+LISTS = [x.PROGRAMS for x in (sink_programs, transposed_programs, weights_programs)]
 PROGRAMS = [*(program for programs in LISTS for program in programs), *PLAIN]
 REACHED = [program for program in PROGRAMS if program.reason is None and program.name != SINGLE_KEY]
 REFUSED = [program for program in PROGRAMS if program.reason is not None]

@@ -6,6 +6,8 @@ What each step means to the softmax of a row:
   tanh is odd.
 - A factor multiplies scale, bias and fills alike.  After a summand, a fill or a floor it must be positive: a negative
   factor would give masked scores the most weight, and 0 times -inf is NaN.
+- A tensor of factors, one for each head, query or key, multiplies q or k instead.  It must come first: no mask, bias or
+  cap would be multiplied with it.
 - A summand is added to the bias, exactly, whatever its values are.
 - A fill of -inf is a mask.  A later finite fill of the same place makes it finite again.
 - A finite fill f replaces scores.  A bias can express that only if scores are negligible beside f.  Then f gives weight
@@ -113,7 +115,7 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
         # Fills may come last: nothing is added after them, and `finals` holds what the other steps make of them.
         form.operations = [step for step in steps if step.kind != "fill"]
         form.operations += [Fill(steps[i], levels.get(value, -math.inf)) for i, value in finals.items()]
-    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind not in ("shift", "tanh")]
+    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind not in ("shift", "tanh", "factor")]
     return form
 
 
@@ -131,6 +133,11 @@ def _softcap(steps, scale) -> float | None:
 def _check_factors(steps, scale):
     """NotAttention for a misplaced factor of 0 or less, a floor above `ABSORBING`, or a scale that is not finite."""
     is_masked = False
+    kinds = [step.kind for step in steps]
+    if "factor" in kinds:
+        before = {*kinds[: len(kinds) - kinds[::-1].index("factor")]} & {"add", "fill", "floor", "shift", "tanh"}
+        if before:
+            raise NotAttention("scores are multiplied by a tensor after they were masked, biased or capped")
     for step in steps:
         if step.kind == "scale" and is_masked and step.number <= 0:
             raise NotAttention(f"masked or biased scores are multiplied by {step.number:g}")

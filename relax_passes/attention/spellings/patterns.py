@@ -139,6 +139,8 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         _check_divided(bindings, product, softmax.divided)
     chain = ScoresTrace(bindings, lambda shift, scores: is_row_maximum(bindings, shift, scores))
     scores, steps = chain.trace(softmax.scores)
+    if any(step.kind == "factor" and bindings.depends_on(step.operand, scores) for step in steps):
+        raise NotAttention("its scores are multiplied by what is computed from them")
     if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
         # Kernels round scores elsewhere than the model: scores and a summand that cancel there would not cancel here.
         raise NotAttention("what is added to its scores is computed from them")
@@ -160,7 +162,7 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         normal_form,
         scale=q_scale * k_scale,
         source_dtype=source_dtype,
-        score_bound=known.magnitudes.of_scores(q, k),
+        score_bound=_bound_of_scores(known, q, k, steps),
         bound_of=known.bound,
     )
     form = form_of(steps)
@@ -215,6 +217,16 @@ def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink
     if softmax.sink is not None:
         raise NotAttention("its result meets something else that its scores give")
     return found
+
+
+def _bound_of_scores(known, q, k, steps) -> float:
+    """The bound of scores times tensors of factors."""
+    bound = known.magnitudes.of_scores(q, k)
+    for step in steps:
+        if step.kind == "factor":
+            factors = math.inf if step.negate else known.bound(step.operand)
+            bound = 0.0 if 0 in (bound, factors) else bound * factors
+    return bound
 
 
 def _never_vanishes(softmax: Softmax, known) -> bool:

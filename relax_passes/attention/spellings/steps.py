@@ -25,9 +25,11 @@ class NotAttention(Exception):
 class Step:
     """One operation on the scores, which have shape `shape` and dtype `dtype` after it.
 
-    kind is "scale" (multiply by `number`), "tanh" (before it come only factors and casts), "add" (`operand`, subtracted
-    if `negate`), "fill" (scores become `number` where the boolean `operand` is false, or true if `negate`), "floor" (at
-    least `number`), "cast" (to `dtype`) or "shift" (subtract one number from each row, which changes no softmax).
+    kind is "scale" (multiply by `number`), "factor" (multiply by `operand`, which has one number for all keys of a
+    query or for all queries of a key; divide by it if `negate`), "tanh" (before it come only factors and casts), "add"
+    (`operand`, subtracted if `negate`), "fill" (scores become `number` where the boolean `operand` is false, or true if
+    `negate`), "floor" (at least `number`), "cast" (to `dtype`) or "shift" (subtract one number from each row, which
+    changes no softmax).
     """
 
     kind: str
@@ -81,10 +83,26 @@ class ScoresTrace:
     def _multiply(self, call):
         number, inner = factor(self.bindings, call)
         if number is None:
-            raise NotAttention(f"{call.op.name} of the scores by a tensor, or by no finite number")
+            return self._scaled_by_tensor(call)
         return self._extend(call, inner, "scale", number=number)
 
     _divide = _multiply
+
+    def _scaled_by_tensor(self, call):
+        """A factor of q or k: a number for each head, query or key, as learned temperatures are, not for each pair."""
+        divides = operator(call) == "divide"
+        for index in (0,) if divides else (0, 1):
+            scores, numbers = call.args[index], call.args[1 - index]
+            if self.bindings.scalar(numbers) is not None or not comes_from_product(self.bindings, scores):
+                continue
+            if dtype_of(numbers) not in FLOATS or static_shape(numbers) is None or static_shape(scores) is None:
+                continue
+            while (inner := self.bindings.call(numbers, "broadcast_to")) is not None:
+                numbers = inner.args[0]
+            if all(n > 1 for n in (1, 1, *shape_of(numbers))[-2:]):
+                raise NotAttention(f"{call.op.name} of the scores by a tensor that has a number for each pair")
+            return self._extend(call, scores, "factor", operand=numbers, negate=divides)
+        raise NotAttention(f"{call.op.name} of the scores by a tensor, or by no finite number")
 
     def _negative(self, call):
         return self._extend(call, call.args[0], "scale", number=-1.0)
@@ -157,7 +175,7 @@ class ScoresTrace:
     def _tanh(self, call):
         """A cap, unless scores that are masked, biased or capped already are bounded."""
         scores, steps = self._extend(call, call.args[0], "tanh")
-        if any(step.kind not in ("scale", "cast") for step in steps[:-1]):
+        if any(step.kind not in ("scale", "factor", "cast") for step in steps[:-1]):
             raise NotAttention(f"{call.op.name} stands between q·kᵀ and the softmax")
         return scores, steps
 
