@@ -78,11 +78,14 @@ class NormalForm:
         return not finite and not any(step.kind in ("add", "floor") for step in self.steps)
 
 
-def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound: float, bound_of) -> NormalForm:
+def normal_form(
+    steps: list[Step], scale: float, source_dtype: str, score_bound: float, bound_of, largest_of
+) -> NormalForm:
     """The normal form of scores that were computed in the dtype `source_dtype` and went through the steps.
 
-    `score_bound` bounds |q·kᵀ| before `scale` and the steps, and `bound_of` gives the bound of a summand; both are inf
-    where nothing is known.  Raises NotAttention where the composite cannot express the steps.
+    `score_bound` bounds |q·kᵀ| before `scale` and the steps, `bound_of` gives the bound of a summand, and `largest_of`
+    the largest number that a step adds; all are inf where nothing is known.  Raises NotAttention where the composite
+    cannot express the steps.
     """
     for step in steps:
         if step.kind == "cast" and not keeps_precision(step.dtype, source_dtype):
@@ -101,7 +104,7 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
         raise NotAttention(f"its scale overflows to {form.scale:g}")
     form.softcap = _softcap(steps, form.scale)
     if is_added_to:
-        _check_absorbing(steps, first, bound_of)
+        _check_absorbing(steps, first, bound_of, largest_of)
         form.operations = [Fill(step, step.number) if step.kind == "fill" else step for step in steps]
     else:
         summands = [step.operand for step in steps if step.kind == "add"]
@@ -175,7 +178,7 @@ def _growth(steps) -> float:
     return math.prod(max(1.0, step.number) for step in steps if step.kind == "scale")
 
 
-def _check_absorbing(steps, first, bound_of):
+def _check_absorbing(steps, first, bound_of, largest_of):
     """NotAttention unless every finite fill, and every floor, absorbs whatever is added to it afterwards."""
     for i, step in enumerate(steps[first:], first):
         if step.dtype in ("float16", "float64"):
@@ -184,7 +187,9 @@ def _check_absorbing(steps, first, bound_of):
             raise NotAttention(f"something is added to scores that were filled with {step.number:g}")
         if step.kind == "scale" and not 1e-4 <= step.number <= 1:
             raise NotAttention(f"filled scores are multiplied by {step.number:g} before something is added to them")
-        if step.kind == "add" and math.isfinite(bound := bound_of(step.operand)) and bound > -ABSORBING / 10:
+        if step.kind != "add" or not -ABSORBING / 10 < (bound := bound_of(step.operand)) < math.inf:
+            continue
+        if largest_of(step) > -ABSORBING / 10:  # a mask that is added may take off as much as it likes
             raise NotAttention(f"filled scores are shifted by up to {bound:g}")
 
 

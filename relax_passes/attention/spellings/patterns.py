@@ -23,7 +23,7 @@ from relax_passes.attention.sinks.patterns import joined_scores, without_column
 from relax_passes.attention.spellings.normal_form import Fill, NormalForm, normal_form
 from relax_passes.attention.spellings.row_maxima import is_row_maximum
 from relax_passes.attention.spellings.softmax import Softmax
-from relax_passes.attention.spellings.steps import NotAttention, ScoresTrace, comes_from_product, factor
+from relax_passes.attention.spellings.steps import NotAttention, ScoresTrace, Step, comes_from_product, factor
 from relax_passes.attention.spellings.weights import check_precision, follow_weights, masked_once
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of, static_shape, strip_reshapes
 from relax_passes.ir.closed_expressions import ClosedExpressions
@@ -113,6 +113,14 @@ class Known:
             return math.inf
         return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
+    def largest(self, step: Step) -> float:
+        """The largest number that a step adds to scores; inf where nothing is known."""
+        largest = self.magnitudes.largest(step.operand, step.negate)
+        if not self.is_closed(step.operand) or largest <= 0:
+            return largest
+        (values,) = self.values([step.operand])
+        return math.inf if np.isnan(values).any() else float((-values if step.negate else values).max(initial=0.0))
+
 
 def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> AttentionMatch | None:
     """The attention around a softmax; None unless there is a product before it and one after it.
@@ -164,6 +172,7 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         source_dtype=source_dtype,
         score_bound=_bound_of_scores(known, q, k, steps),
         bound_of=known.bound,
+        largest_of=known.largest,
     )
     form = form_of(steps)
     if softmax.vanishes and not form.masks_by_infinity_only and not _never_vanishes(softmax, known):

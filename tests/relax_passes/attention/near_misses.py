@@ -213,6 +213,31 @@ def filled_with_the_least_and_shifted_back(q, k, v, keep, added):
     return attend(scores(q, k).masked_fill(~TRIL, MIN) + torch.where(TRIL, 0.0, -MIN), v)
 
 
+@program("are shifted by up to")
+def filled_with_the_least_and_shifted_back_at_run_time(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) + torch.where(keep[:, None, None], 0.0, -MIN), v)
+
+
+@program("are shifted by up to")
+def filled_with_the_least_and_less_a_mask(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) - (1 - keep.float())[:, None, None] * MIN, v)
+
+
+@program
+def filled_with_the_least_before_a_mask_is_added(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) + torch.where(TRIL.T | TRIL, 0.0, MIN), v)
+
+
+@program
+def filled_with_the_least_before_padding_is_added(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) + (1 - keep.float())[:, None, None] * MIN, v)
+
+
+@program
+def filled_with_the_least_before_padding_is_subtracted(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) - torch.where(keep[:, None, None], 0.0, -MIN / 2), v)
+
+
 @program
 def filled_with_the_least_and_biased(q, k, v, keep, added):
     return attend(scores(q, k).masked_fill(~BELOW, MIN) + SLOPE, v)
