@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from relax_passes.attention.layouts.axes import Axis, Layout, flat, layout_of, reshaped_layout, size, undivided
+from relax_passes.attention.layouts.axes import Axis, Layout, flat, layout_of, size, undivided
+from relax_passes.attention.layouts.folded_rows import FoldedValue, folded_rows, is_view, unfolded_values, viewed
+from relax_passes.attention.spellings.patterns import Known
 from relax_passes.ir.bindings import (
-    SAME_ELEMENTS,
     Bindings,
     dtype_of,
     element_count,
     operator,
-    permutation,
     shape_of,
     static_shape,
 )
@@ -39,13 +39,23 @@ class UnfoldHeads:
     """Give the heads of "main" that are folded into rows of scores or weights a dimension of their own."""
 
     def transform_module(self, mod, _ctx):
+        for _ in range(2):  # weights of folded rows are unfolded before the product that reads them
+            mod = self._unfolded(mod)
+        return mod
+
+    def _unfolded(self, mod):
         bindings = Bindings(mod["main"])
-        found: dict[relax.Var, _Scores | _Weighted] = {}
+        origins = Known(bindings).origins
+        found: dict[relax.Var, _Scores | _Weighted | FoldedValue] = {}
         for var, value in bindings.values.items():
             if operator(value) != "matmul" or not _is_product(bindings, value):
                 continue
             if (scores := _scores(bindings, var)) is not None:
                 found[scores.out] = scores
+            elif (folded := folded_rows(bindings, var, origins)) is not None:
+                batch, rows, layout, values = folded
+                shared = _Scores(var, value.args[0], value.args[1], False, True, batch, rows, layout, value)
+                found |= unfolded_values(bindings, shared, values)
             elif (weighted := _weighted(bindings, var)) is not None:
                 found[var] = weighted
         if not found:
@@ -53,7 +63,7 @@ class UnfoldHeads:
         return rebuild(mod, lambda builder, var, new: found[var].emit(builder.emit, new) if var in found else None)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Scores:
     """q·kᵀ that is reshaped and transposed to `out`.
 
@@ -129,7 +139,7 @@ def _scores(bindings, product) -> _Scores | None:
     best: _Scores | None = None
     while out not in bindings.outputs and len(bindings.readers[out]) == 1:
         (reader,) = bindings.readers[out]
-        moved = _viewed(bindings.value(reader), layout)
+        moved = viewed(bindings.value(reader), layout)
         if moved is None:
             break
         out, layout = reader, moved
@@ -157,7 +167,7 @@ def _weighted(bindings, product) -> _Weighted | None:
     call = bindings.value(product)
     for index in (0, 1):
         way, expr = [], call.args[index]
-        while _is_view(bindings.value(expr)) and bindings.readers[expr] == [way[-1] if way else product]:
+        while is_view(bindings.value(expr)) and bindings.readers[expr] == [way[-1] if way else product]:
             way.append(expr)
             expr = bindings.value(expr).args[0]
         if not way or static_shape(expr) is None or not _comes_from_softmax(bindings, expr):
@@ -165,7 +175,7 @@ def _weighted(bindings, product) -> _Weighted | None:
         layout = layout_of(shape_of(expr))
         moved: Layout | None = layout
         for view in reversed(way):
-            moved = None if moved is None else _viewed(bindings.value(view), moved)
+            moved = None if moved is None else viewed(bindings.value(view), moved)
         if moved is None or len(layout) < 3:
             return None
         rows, keys = (undivided(x) for x in (moved[-2:] if index == 0 else moved[:-3:-1]))
@@ -177,20 +187,6 @@ def _weighted(bindings, product) -> _Weighted | None:
             return None
         return _Weighted(expr, call.args[1 - index], index == 1, batch, rows, layout, call)
     return None
-
-
-def _is_view(call) -> bool:
-    name = operator(call)
-    return name in (*SAME_ELEMENTS, "permute_dims") and None not in (static_shape(call), static_shape(call.args[0]))
-
-
-def _viewed(call, layout: Layout) -> Layout | None:
-    """The layout of a view of a tensor that has a layout; None for anything else."""
-    if not _is_view(call):
-        return None
-    if operator(call) == "permute_dims":
-        return [layout[axis] for axis in permutation(call)]
-    return reshaped_layout(layout, shape_of(call))
 
 
 def _leads_to_softmax(bindings, var) -> bool:

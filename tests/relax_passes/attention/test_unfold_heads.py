@@ -5,6 +5,7 @@ from unittest import mock
 import pytest
 import torch
 import tvm
+from torch import nn
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -88,6 +89,43 @@ def compare_with_masked_softmax(function, out, kept):
 def test_a_mask_that_would_not_reach_the_scores_is_refused(program):
     with pytest.raises(NotRewrittenError, match=program.reason):
         stof_tvm.build(One(program.function), QUICK_LLVM, inputs(), MASK, verify=False)
+
+
+class Folded(nn.Module):
+    """Multi-query attention of rows that stay folded through the softmax."""
+
+    def __init__(self, is_length_first):
+        super().__init__()
+        self.q, self.kv, self.is_length_first = nn.Linear(24, 24), nn.Linear(24, 12), is_length_first
+
+    def forward(self, x, keep):
+        batch, length, _ = x.shape
+        q, (k, v) = self.q(x).view(batch, length, 4, 6), self.kv(x).chunk(2, -1)
+        q = q if self.is_length_first else q.transpose(1, 2)
+        x = torch.bmm(q.reshape(batch, 4 * length, 6), k.mT) * 2
+        out = torch.bmm(torch.softmax(x.masked_fill(~keep[:, None], -torch.inf), -1), v).view_as(q)
+        return out if self.is_length_first else out.transpose(1, 2)
+
+
+@pytest.mark.parametrize("is_length_first", [False, True])
+def test_a_mask_meets_queries_whose_heads_are_folded_into_rows(is_length_first):
+    torch.manual_seed(0)
+    model, x, keep = Folded(is_length_first).eval(), torch.randn(2, S, 24), torch.ones(2, S, dtype=torch.bool)
+    keep[1, 6:] = False
+    softmax = torch.softmax
+
+    def of_kept(scores, dim):
+        kept = MASK.dense(S)
+        kept = kept.repeat_interleave(4, 0) if is_length_first else kept.repeat(4, 1)
+        return softmax(scores.masked_fill(~kept, -torch.inf), dim)
+
+    with torch.no_grad(), mock.patch.object(torch, "softmax", of_kept):
+        expected = model(x, keep)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x, keep), MASK, verify=False)
+    torch.testing.assert_close(engine(x, keep), expected, atol=1e-5, rtol=0)
+    with torch.no_grad():
+        plain = stof_tvm.build(model, QUICK_LLVM, (x, keep), verify=False)
+        torch.testing.assert_close(plain(x, keep), model(x, keep), atol=1e-5, rtol=0)
 
 
 @I.ir_module
