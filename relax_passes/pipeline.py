@@ -22,9 +22,10 @@ from relax_passes.attention.fold_conditions import FoldConditions
 from relax_passes.attention.fold_masks import FoldMasks
 from relax_passes.attention.fold_scalars import FoldScalars
 from relax_passes.attention.found_blocks.block_maps import SiteRule
+from relax_passes.attention.layouts.unfold_heads import UnfoldHeads
+from relax_passes.attention.layouts.upright_scores import UprightScores
 from relax_passes.attention.replaceable_masks import ReplaceableMasks
 from relax_passes.attention.rewrite_masked_attention import RewriteMaskedAttention
-from relax_passes.attention.upright_scores import UprightScores
 from relax_passes.extensions import NO_EXTENSIONS, Extensions
 from relax_passes.fusion.canonicalize_operators import CanonicalizeOperators
 from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
@@ -131,6 +132,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
     "canonicalize_attention": lambda job: [
         FoldScalars(),
         FoldConditions(),
+        UnfoldHeads(),
         UprightScores(),
         CanonicalizeAttention(),
     ],

@@ -208,6 +208,7 @@ class _Canonicalizer(PyExprMutator):
             plain_k = match.k
             k = unrepeated(self.bindings, match.k, batch, kv_len, dim)
         k, v = emit_keys_and_values(emit, self.visit_expr, k, v, plain_k, match.v, batch, kv_len, (dim, v_dim))
+        q, k, v = self._with_factors(match, (batch, heads), q, k, v)
         if len({dtype_of(x) for x in (q, k, v)}) > 1:
             q, k, v = (_cast(emit, x, "float32") for x in (q, k, v))
         mask, bias = self._mask_and_bias(match, (batch, heads))
@@ -227,6 +228,29 @@ class _Canonicalizer(PyExprMutator):
             spelling=match.spelling,
         )
         return _cast(emit, reshaped(emit, out, static_shape(product)), dtype_of(product))
+
+    def _with_factors(self, match, batch_and_heads, q, k, v):
+        """(q, k, v), q or k times what multiplies all scores of a head, a query or a key."""
+        emit = self.builder_.emit
+        for step in match.form.steps:
+            if step.kind != "factor":
+                continue
+            factors = self._broadcastable(self.visit_expr(step.operand), step.shape, batch_and_heads)
+            batch, heads, rows, columns = shape_of(factors)
+            if columns == 1:
+                q = self._multiplied(q, factors, step)
+                continue
+            if 1 < heads != shape_of(k)[1]:
+                k, v = (emit(op.repeat(x, heads // shape_of(k)[1], axis=1)) for x in (k, v))
+            k = self._multiplied(k, reshaped(emit, factors, (batch, heads, columns, rows)), step)
+        return q, k, v
+
+    def _multiplied(self, x, factors, step):
+        """`x` times or divided by factors; in float32 where it would lose range, or precision that the scores have."""
+        emit = self.builder_.emit
+        dtype = dtype_of(x)
+        result = emit((op.divide if step.negate else op.multiply)(*(_cast(emit, y, "float32") for y in (x, factors))))
+        return _cast(emit, result, dtype) if dtype == "bfloat16" == step.dtype else result
 
     def _mask_and_bias(self, match, batch_and_heads):
         """The mask and the bias that a match's operations give; either is None if no operation needs it."""

@@ -12,6 +12,7 @@ from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.ir.constant_arrays import array_of, largest_magnitude
+from relax_passes.ir.floats import FLOATS
 
 DEEPEST = 100  # operators in a row without a norm; their bound would be too large to be of use
 ROUNDING = 1.02  # more than what rounding in bfloat16 adds to a result
@@ -19,6 +20,19 @@ UNCHANGED = (
     *("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to", "repeat", "tile", "negative"),
     *("strided_slice", "split", "take", "gather_elements", "tril", "triu"),
     *("abs", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"),
+)
+MOVED = (
+    *(
+        "reshape",
+        "expand_dims",
+        "squeeze",
+        "flatten",
+        "permute_dims",
+        "broadcast_to",
+        "repeat",
+        "tile",
+        "strided_slice",
+    ),
 )
 AT_MOST_ONE = ("tanh", "sigmoid", "sin", "cos", "nn.softmax", "erf")
 
@@ -42,6 +56,36 @@ class Magnitudes:
             self._known[expr] = self._bound(expr) if self._depth < DEEPEST else math.inf
             self._depth -= 1
         return self._known[expr]
+
+    def largest(self, expr, negate: bool = False) -> float:
+        """The largest element that `expr` can have, or -`expr` if `negate`: of a mask that is added, perhaps 0."""
+        expr = self.bindings.value(expr)
+        number = self.bindings.scalar(expr)
+        if number is not None:
+            return -number if negate else number
+        if isinstance(expr, GenericConst):
+            array = array_of(expr).astype(np.float64)
+            return math.inf if np.isnan(array).any() else float((-array if negate else array).max(initial=-math.inf))
+        name = operator(expr)
+        if name in MOVED or name == "astype" and dtype_of(expr.args[0]) in FLOATS:
+            return self.largest(expr.args[0], negate)
+        if name == "astype" and dtype_of(expr.args[0]) == "bool":
+            return 0.0 if negate else 1.0
+        if name == "negative":
+            return self.largest(expr.args[0], not negate)
+        if name == "where":
+            return max(self.largest(x, negate) for x in expr.args[1:])
+        if name in ("add", "subtract"):
+            other = self.largest(expr.args[1], negate != (name == "subtract"))
+            first = self.largest(expr.args[0], negate)
+            return math.inf if math.inf in (first, other) else first + other
+        if name == "multiply":
+            for x, factor in (expr.args, (expr.args[1], expr.args[0])):
+                number = self.bindings.scalar(factor)
+                if number is not None and math.isfinite(number):
+                    bound = self.largest(x, negate != (number < 0))
+                    return bound if math.isinf(bound) else abs(number) * bound
+        return self.of(expr)
 
     def of_scores(self, q, k) -> float:
         """The largest absolute value of a dot product of a row of q with a row of k, both (…, D)."""

@@ -30,6 +30,10 @@ PRODUCTS = {
 }
 NAMES_OF_LIBRARIES = {name for _, name in OF_LIBRARIES}
 LEAST_MAPPED = 1 << 20  # bytes of a tensor that is not copied although it is not aligned
+REMOVE = (  # what a parametrization computes from weights is a weight
+    "; torch.nn.utils.parametrize.remove_parametrizations(module, name) puts the weight that a parametrization makes "
+    "in its place"
+)
 TRANSPARENT = ("Softmax", "Dropout", "Identity")  # modules that are a step of their parent's attention
 
 
@@ -133,7 +137,8 @@ class Importer(ExportedProgramImporter):
                 missing.setdefault(operator_name(node), module_path(node))
         if missing:
             places = ", ".join(f"{name} (in {path or 'the root module'})" for name, path in missing.items())
-            raise UnsupportedError(f"the model uses operators that have no converter: {places}")
+            remedy = REMOVE if any("parametrizations." in (path or "") for path in missing.values()) else ""
+            raise UnsupportedError(f"the model uses operators that have no converter: {places}{remedy}")
 
     def _convert_pytorch_tensor_to_tvm(self, tensor_value):
         """A copy on the CPU, so that later training of the model cannot reach into the compiled one.

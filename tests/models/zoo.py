@@ -84,6 +84,10 @@ MODELS = {
         "GPTJModel": {**GPT, "rotary_dim": 4},
         "CodeGenModel": {**GPT, "rotary_dim": 4},
         "GPTNeoXForCausalLM": {**WIDE, **TOKENS, "use_cache": False},
+        "GPTNeoModel": {
+            **{"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "use_cache": False},
+            **{"attention_types": [[["global", "local"], 1]], "window_size": 4},
+        },
         "OPTForCausalLM": {**SIZES, **TOKENS, "ffn_dim": 64, "word_embed_proj_dim": 32, "use_cache": False},
         "BloomModel": {"vocab_size": 64, "hidden_size": 32, "n_layer": 1, "n_head": 4, "use_cache": False, **TOKENS},
         "FalconModel": {**SIZES, **TOKENS, "use_cache": False},
@@ -150,6 +154,7 @@ MODELS = {
         "CLIPVisionModel": IMAGES,
         "YolosModel": {**IMAGES, "image_size": [16, 16], "num_detection_tokens": 4},
         "SwinModel": {"image_size": 16, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 2},
+        "Swinv2Model": {"image_size": 16, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 2},
         "VivitModel": {**without(IMAGES, "patch_size"), "num_frames": 2, "tubelet_size": [1, 4, 4]},
         "ASTModel": {**IMAGES, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 16},
         "Wav2Vec2Model": SPEECH,

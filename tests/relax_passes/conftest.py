@@ -12,7 +12,7 @@ from tvm.relax.ir.instrument import WellFormedInstrument
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.composite import AttentionCall, match_attention
 from relax_passes.attention.fold_masks import FoldMasks
-from relax_passes.attention.upright_scores import UprightScores
+from relax_passes.attention.layouts.upright_scores import UprightScores
 from stof_tvm.frontend import ImportedModel, import_model
 from tests.models.running import compile_imported
 from tests.relax_passes.attention.spelled import AllSpellings, inputs

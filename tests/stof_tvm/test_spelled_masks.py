@@ -1,4 +1,4 @@
-"""A user's mask reaches attention with sinks by hand and transposed scores, and is refused where it would not."""
+"""A user's mask reaches sinks by hand, transposed scores and weights masked again, or is refused."""
 
 import pytest
 import torch
@@ -7,13 +7,19 @@ import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
 from tests.models.quick_llvm import QUICK_LLVM
-from tests.relax_passes.attention import plain_weights_programs, sink_programs, transposed_programs
+from tests.relax_passes.attention import (
+    plain_weights_programs,
+    sink_programs,
+    transposed_programs,
+    weights_programs,
+)
 from tests.relax_passes.attention.near_misses import S, inputs
 from tests.relax_passes.attention.programs import All, One, Program
 
 SINGLE_KEY = "logits_before_a_single_key"  # which this mask does not fit
 PLAIN = [Program(function, "without a softmax") for function in plain_weights_programs.ATTENTION]
-PROGRAMS = [*sink_programs.PROGRAMS, *transposed_programs.PROGRAMS, *PLAIN]
+LISTS = [x.PROGRAMS for x in (sink_programs, transposed_programs, weights_programs)]
+PROGRAMS = [*(program for programs in LISTS for program in programs), *PLAIN]
 REACHED = [program for program in PROGRAMS if program.reason is None and program.name != SINGLE_KEY]
 REFUSED = [program for program in PROGRAMS if program.reason is not None]
 KEPT = torch.ones(S, S, dtype=torch.bool).tril() & ~torch.ones(S, S, dtype=torch.bool).tril(-3)
@@ -24,7 +30,7 @@ MASK = masks.from_tensor(KEPT)
 @pytest.fixture(scope="module")
 def outputs():
     results = []
-    for programs in (sink_programs.PROGRAMS, transposed_programs.PROGRAMS):
+    for programs in LISTS:
         model = All([program for program in programs if program in REACHED])
         results += stof_tvm.build(model, QUICK_LLVM, inputs(), MASK, verify=False)(*inputs())
     return results

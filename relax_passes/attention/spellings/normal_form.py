@@ -6,6 +6,8 @@ What each step means to the softmax of a row:
   tanh is odd.
 - A factor multiplies scale, bias and fills alike.  After a summand, a fill or a floor it must be positive: a negative
   factor would give masked scores the most weight, and 0 times -inf is NaN.
+- A tensor of factors, one for each head, query or key, multiplies q or k instead.  It must come first: no mask, bias or
+  cap would be multiplied with it.
 - A summand is added to the bias, exactly, whatever its values are.
 - A fill of -inf is a mask.  A later finite fill of the same place makes it finite again.
 - A finite fill f replaces scores.  A bias can express that only if scores are negligible beside f.  Then f gives weight
@@ -20,7 +22,8 @@ What each step means to the softmax of a row:
   Every other finite fill is refused: -1e4 would not mask beside scores of -1e6.
 - A summand after a finite fill f is added to f as well.  This is exact if f <= -1e30 absorbs the summand and nothing
   that is known at compile time lifts f up again; otherwise it is refused.
-- A floor turns scores of -inf into a finite fill.  A floor above -1e30 is a bound of the model's own and is refused.
+- A floor turns scores of -inf into a finite fill.  A floor above -1e30 is a bound of the model's own and is refused,
+  unless it is the least float16 and nothing has masked the scores yet.
 - A cast to float16 turns fills below -65504 into -inf.
 - The composite computes in float32 and rounds nothing.  So a cast to a dtype narrower than q and k is refused.
 """
@@ -36,6 +39,7 @@ from relax_passes.ir.floats import keeps_precision
 
 ABSORBING = -1e30  # a float32 score added to this, or to anything lower, is lost in rounding
 HALF_ABSORBING = -32752.0  # half of the least float16
+HALF_LEAST = -65504.0  # as a floor it changes no finite score
 HALF_FACTOR = 1 / 16  # such a fill times this factor stays far below scores times the same factor
 ASSUMED = -1e8
 REMEDY = "fill with -inf or torch.finfo(dtype).min, or use a boolean mask of scaled_dot_product_attention"
@@ -74,11 +78,14 @@ class NormalForm:
         return not finite and not any(step.kind in ("add", "floor") for step in self.steps)
 
 
-def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound: float, bound_of) -> NormalForm:
+def normal_form(
+    steps: list[Step], scale: float, source_dtype: str, score_bound: float, bound_of, largest_of
+) -> NormalForm:
     """The normal form of scores that were computed in the dtype `source_dtype` and went through the steps.
 
-    `score_bound` bounds |q·kᵀ| before `scale` and the steps, and `bound_of` gives the bound of a summand; both are inf
-    where nothing is known.  Raises NotAttention where the composite cannot express the steps.
+    `score_bound` bounds |q·kᵀ| before `scale` and the steps, `bound_of` gives the bound of a summand, and `largest_of`
+    the largest number that a step adds; all are inf where nothing is known.  Raises NotAttention where the composite
+    cannot express the steps.
     """
     for step in steps:
         if step.kind == "cast" and not keeps_precision(step.dtype, source_dtype):
@@ -97,7 +104,7 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
         raise NotAttention(f"its scale overflows to {form.scale:g}")
     form.softcap = _softcap(steps, form.scale)
     if is_added_to:
-        _check_absorbing(steps, first, bound_of)
+        _check_absorbing(steps, first, bound_of, largest_of)
         form.operations = [Fill(step, step.number) if step.kind == "fill" else step for step in steps]
     else:
         summands = [step.operand for step in steps if step.kind == "add"]
@@ -111,7 +118,7 @@ def normal_form(steps: list[Step], scale: float, source_dtype: str, score_bound:
         # Fills may come last: nothing is added after them, and `finals` holds what the other steps make of them.
         form.operations = [step for step in steps if step.kind != "fill"]
         form.operations += [Fill(steps[i], levels.get(value, -math.inf)) for i, value in finals.items()]
-    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind not in ("shift", "tanh")]
+    form.operations = [x for x in form.operations if isinstance(x, Fill) or x.kind not in ("shift", "tanh", "factor")]
     return form
 
 
@@ -129,10 +136,16 @@ def _softcap(steps, scale) -> float | None:
 def _check_factors(steps, scale):
     """NotAttention for a misplaced factor of 0 or less, a floor above `ABSORBING`, or a scale that is not finite."""
     is_masked = False
+    kinds = [step.kind for step in steps]
+    if "factor" in kinds:
+        before = {*kinds[: len(kinds) - kinds[::-1].index("factor")]} & {"add", "fill", "floor", "shift", "tanh"}
+        if before:
+            raise NotAttention("scores are multiplied by a tensor after they were masked, biased or capped")
     for step in steps:
         if step.kind == "scale" and is_masked and step.number <= 0:
             raise NotAttention(f"masked or biased scores are multiplied by {step.number:g}")
-        if step.kind == "floor" and step.number > ABSORBING:
+        is_least = step.dtype == "float16" and not is_masked and step.number <= HALF_LEAST
+        if step.kind == "floor" and step.number > ABSORBING and not is_least:
             raise NotAttention(f"maximum of the scores with {step.number:g}, which is a bound of the model's own")
         is_masked = is_masked or step.kind in ("add", "fill", "floor")
     if not math.isfinite(scale):
@@ -165,7 +178,7 @@ def _growth(steps) -> float:
     return math.prod(max(1.0, step.number) for step in steps if step.kind == "scale")
 
 
-def _check_absorbing(steps, first, bound_of):
+def _check_absorbing(steps, first, bound_of, largest_of):
     """NotAttention unless every finite fill, and every floor, absorbs whatever is added to it afterwards."""
     for i, step in enumerate(steps[first:], first):
         if step.dtype in ("float16", "float64"):
@@ -174,7 +187,9 @@ def _check_absorbing(steps, first, bound_of):
             raise NotAttention(f"something is added to scores that were filled with {step.number:g}")
         if step.kind == "scale" and not 1e-4 <= step.number <= 1:
             raise NotAttention(f"filled scores are multiplied by {step.number:g} before something is added to them")
-        if step.kind == "add" and math.isfinite(bound := bound_of(step.operand)) and bound > -ABSORBING / 10:
+        if step.kind != "add" or not -ABSORBING / 10 < (bound := bound_of(step.operand)) < math.inf:
+            continue
+        if largest_of(step) > -ABSORBING / 10:  # a mask that is added may take off as much as it likes
             raise NotAttention(f"filled scores are shifted by up to {bound:g}")
 
 

@@ -23,10 +23,11 @@ from relax_passes.attention.sinks.patterns import joined_scores, without_column
 from relax_passes.attention.spellings.normal_form import Fill, NormalForm, normal_form
 from relax_passes.attention.spellings.row_maxima import is_row_maximum
 from relax_passes.attention.spellings.softmax import Softmax
-from relax_passes.attention.spellings.steps import NotAttention, ScoresTrace, comes_from_product, factor
+from relax_passes.attention.spellings.steps import NotAttention, ScoresTrace, Step, comes_from_product, factor
+from relax_passes.attention.spellings.weights import check_precision, follow_weights, masked_once
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, permutation, shape_of, static_shape, strip_reshapes
 from relax_passes.ir.closed_expressions import ClosedExpressions
-from relax_passes.ir.floats import FLOATS, keeps_precision
+from relax_passes.ir.floats import keeps_precision
 from relax_passes.ir.length_origins import FEATURES, LengthOrigins
 from relax_passes.ir.magnitudes import Magnitudes
 from relax_passes.legalizations.closed_values import closed_values
@@ -112,6 +113,14 @@ class Known:
             return math.inf
         return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
+    def largest(self, step: Step) -> float:
+        """The largest number that a step adds to scores; inf where nothing is known."""
+        largest = self.magnitudes.largest(step.operand, step.negate)
+        if not self.is_closed(step.operand) or largest <= 0:
+            return largest
+        (values,) = self.values([step.operand])
+        return math.inf if np.isnan(values).any() else float((-values if step.negate else values).max(initial=0.0))
+
 
 def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> AttentionMatch | None:
     """The attention around a softmax; None unless there is a product before it and one after it.
@@ -132,9 +141,14 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     if operator(softmax.call) in ("nn.softmax", "nn.log_softmax") and softmax.call.attrs.axis not in (-1, rank - 1):
         raise NotAttention(f"its softmax is over dimension {softmax.call.attrs.axis}, not over the keys")
     softmax = _with_gated_weights(bindings, softmax)
-    weights, product = _follow_weights(bindings, softmax)
+    way = follow_weights(bindings, softmax, known)
+    weights, product = way.met, way.product
+    if softmax.divided is not None:
+        _check_divided(bindings, product, softmax.divided)
     chain = ScoresTrace(bindings, lambda shift, scores: is_row_maximum(bindings, shift, scores))
     scores, steps = chain.trace(softmax.scores)
+    if any(step.kind == "factor" and bindings.depends_on(step.operand, scores) for step in steps):
+        raise NotAttention("its scores are multiplied by what is computed from them")
     if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
         # Kernels round scores elsewhere than the model: scores and a summand that cancel there would not cancel here.
         raise NotAttention("what is added to its scores is computed from them")
@@ -151,8 +165,16 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         if dtype_of(x) not in DTYPES:
             raise NotAttention(f"{name} is {dtype_of(x)}")
     source_dtype = dtype_of(q) if keeps_precision(dtype_of(k), dtype_of(q)) else dtype_of(k)
-    _check_weights(bindings, softmax, product, source_dtype)
-    form = normal_form(steps, q_scale * k_scale, source_dtype, known.magnitudes.of_scores(q, k), known.bound)
+    check_precision(way, source_dtype)
+    form_of = functools.partial(
+        normal_form,
+        scale=q_scale * k_scale,
+        source_dtype=source_dtype,
+        score_bound=_bound_of_scores(known, q, k, steps),
+        bound_of=known.bound,
+        largest_of=known.largest,
+    )
+    form = form_of(steps)
     if softmax.vanishes and not form.masks_by_infinity_only and not _never_vanishes(softmax, known):
         raise NotAttention("its exponentials may all vanish: no maximum is taken off scores that are biased or filled")
     if softmax.subtracts_log_sum and sink is None and not _keeps_log_sums(form, known):
@@ -160,6 +182,9 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
             "its rows' log-sum-exp is taken off scores that may be huge, as finite fills are: exp(s - logsumexp(s)) of "
             "equal fills is 1, not their share; fill with -inf, or use softmax"
         )
+    steps, empty_rows = masked_once(bindings, way, steps, softmax.empty_rows, known)
+    if way.kept:
+        form = replace(form_of(steps), notes=form.notes)
     shapes = [shape_of(scores), *chain.shapes, shape_of(weights), shape_of(q)]
     batch_and_heads = next(((shape[0], shape[1]) for shape in shapes if len(shape) == 4), None)
     if batch_and_heads is not None and batch_and_heads[0] == batch_and_heads[1] > 1:
@@ -179,7 +204,7 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
         shape_of(scores),
         out,
         batch_and_heads,
-        softmax.empty_rows,
+        empty_rows,
         sink,
         scores=scores,
     )
@@ -201,6 +226,16 @@ def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink
     if softmax.sink is not None:
         raise NotAttention("its result meets something else that its scores give")
     return found
+
+
+def _bound_of_scores(known, q, k, steps) -> float:
+    """The bound of scores times tensors of factors."""
+    bound = known.magnitudes.of_scores(q, k)
+    for step in steps:
+        if step.kind == "factor":
+            factors = math.inf if step.negate else known.bound(step.operand)
+            bound = 0.0 if 0 in (bound, factors) else bound * factors
+    return bound
 
 
 def _never_vanishes(softmax: Softmax, known) -> bool:
@@ -248,33 +283,6 @@ def _check_shared(name, shape, lead):
         raise NotAttention(f"{name} of shape {shape} are shared by all batches")
 
 
-def _follow_weights(bindings, softmax: Softmax):
-    """(weights, product): the product with v, which alone reads the softmax, and the weights, its left operand."""
-    var = softmax.weights
-    while True:
-        readers = [x for x in bindings.readers[var] if softmax.summed is None or not x.same_as(softmax.summed)]
-        if len(readers) != 1 or var in bindings.outputs:
-            raise NotAttention(
-                "its weights have another reader or are an output of the model (of nn.MultiheadAttention: pass "
-                "need_weights=False; of transformers: output_attentions=False)"
-            )
-        call = bindings.value(readers[0])
-        name = operator(call)
-        if name == "matmul":
-            v = call.args[1]
-            if not call.args[0].same_as(var) or v.same_as(var) or static_shape(v) is None:
-                raise NotAttention("its weights are not the left operand of the product")
-            if len(shape_of(v)) != len(shape_of(var)) or shape_of(call)[:-2] != shape_of(var)[:-2]:
-                raise NotAttention(f"weights of shape {static_shape(var)} meet values of shape {static_shape(v)}")
-            if softmax.divided is not None:
-                _check_divided(bindings, readers[0], softmax.divided)
-            return var, readers[0]
-        keeps = bindings.same_elements(call) is not None and shape_of(call)[-2:] == shape_of(var)[-2:]
-        if not (keeps or name == "astype" or name == "broadcast_to" and static_shape(call) == static_shape(var)):
-            raise NotAttention(f"{call.op.name if name else 'a function'} stands between the softmax and the values")
-        var = readers[0]
-
-
 def _check_divided(bindings, product, division):
     """NotAttention unless `division` divides the product itself, keeps its shape, and alone reads it."""
     call = bindings.value(division)
@@ -283,24 +291,6 @@ def _check_divided(bindings, product, division):
         raise NotAttention("the product of its exponentials with the values is read before it is divided by their sum")
     if static_shape(call) != static_shape(bindings.value(product)):
         raise NotAttention("the product with the values is divided by a sum of another shape")
-
-
-def _check_weights(bindings, softmax: Softmax, product, source_dtype):
-    """NotAttention if weights are rounded to a dtype with less precision than `source_dtype`, that of q and k.
-
-    The dtype of the product with v is allowed, too.
-    """
-    met = bindings.value(product).args[0]
-    while not met.same_as(softmax.weights):
-        call = bindings.value(met)
-        dtype = dtype_of(call)
-        if operator(call) == "strided_slice":  # it drops the sink's weight
-            break
-        if dtype not in FLOATS or not (
-            keeps_precision(dtype, source_dtype) or dtype == dtype_of(bindings.value(product))
-        ):
-            raise NotAttention(f"its weights are rounded to {dtype}")
-        met = call.args[0]
 
 
 def _strip_scales(bindings, expr):

@@ -13,6 +13,9 @@ from tvm import relax
 from relax_passes.ir.bindings import Bindings, dtype_of, element_count, operator, shape_of, static_shape
 from relax_passes.ir.floats import FLOATS
 
+UNREACHED = 1e30  # finite scores that high do not occur in a computation that has not overflowed
+LARGEST_HALF = 65504.0
+
 
 class NotAttention(Exception):
     """Why a softmax between two matrix products is not an attention that the composite can express."""
@@ -22,9 +25,11 @@ class NotAttention(Exception):
 class Step:
     """One operation on the scores, which have shape `shape` and dtype `dtype` after it.
 
-    kind is "scale" (multiply by `number`), "tanh" (before it come only factors and casts), "add" (`operand`, subtracted
-    if `negate`), "fill" (scores become `number` where the boolean `operand` is false, or true if `negate`), "floor" (at
-    least `number`), "cast" (to `dtype`) or "shift" (subtract one number from each row, which changes no softmax).
+    kind is "scale" (multiply by `number`), "factor" (multiply by `operand`, which has one number for all keys of a
+    query or for all queries of a key; divide by it if `negate`), "tanh" (before it come only factors and casts), "add"
+    (`operand`, subtracted if `negate`), "fill" (scores become `number` where the boolean `operand` is false, or true if
+    `negate`), "floor" (at least `number`), "cast" (to `dtype`) or "shift" (subtract one number from each row, which
+    changes no softmax).
     """
 
     kind: str
@@ -78,10 +83,26 @@ class ScoresTrace:
     def _multiply(self, call):
         number, inner = factor(self.bindings, call)
         if number is None:
-            raise NotAttention(f"{call.op.name} of the scores by a tensor, or by no finite number")
+            return self._scaled_by_tensor(call)
         return self._extend(call, inner, "scale", number=number)
 
     _divide = _multiply
+
+    def _scaled_by_tensor(self, call):
+        """A factor of q or k: a number for each head, query or key, as learned temperatures are, not for each pair."""
+        divides = operator(call) == "divide"
+        for index in (0,) if divides else (0, 1):
+            scores, numbers = call.args[index], call.args[1 - index]
+            if self.bindings.scalar(numbers) is not None or not comes_from_product(self.bindings, scores):
+                continue
+            if dtype_of(numbers) not in FLOATS or static_shape(numbers) is None or static_shape(scores) is None:
+                continue
+            while (inner := self.bindings.call(numbers, "broadcast_to")) is not None:
+                numbers = inner.args[0]
+            if all(n > 1 for n in (1, 1, *shape_of(numbers))[-2:]):
+                raise NotAttention(f"{call.op.name} of the scores by a tensor that has a number for each pair")
+            return self._extend(call, scores, "factor", operand=numbers, negate=divides)
+        raise NotAttention(f"{call.op.name} of the scores by a tensor, or by no finite number")
 
     def _negative(self, call):
         return self._extend(call, call.args[0], "scale", number=-1.0)
@@ -136,13 +157,25 @@ class ScoresTrace:
                 return self._extend(call, call.args[1 - index], "floor", number=number)
         raise NotAttention("maximum of the scores with a tensor")
 
+    def _minimum(self, call):
+        """Nothing, with a number that no finite score exceeds."""
+        for index in (1, 0):
+            number = self.bindings.scalar(call.args[index])
+            if number is None:
+                continue
+            if number < (LARGEST_HALF if dtype_of(call) == "float16" else UNREACHED):
+                raise NotAttention(f"minimum of the scores with {number:g}, which is a bound of the model's own")
+            if static_shape(call) == static_shape(call.args[1 - index]):
+                return self.trace(call.args[1 - index])
+        raise NotAttention("minimum of the scores with a tensor")
+
     def _astype(self, call):
         return self._extend(call, call.args[0], "cast")
 
     def _tanh(self, call):
         """A cap, unless scores that are masked, biased or capped already are bounded."""
         scores, steps = self._extend(call, call.args[0], "tanh")
-        if any(step.kind not in ("scale", "cast") for step in steps[:-1]):
+        if any(step.kind not in ("scale", "factor", "cast") for step in steps[:-1]):
             raise NotAttention(f"{call.op.name} stands between q·kᵀ and the softmax")
         return scores, steps
 

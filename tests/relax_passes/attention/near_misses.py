@@ -213,6 +213,31 @@ def filled_with_the_least_and_shifted_back(q, k, v, keep, added):
     return attend(scores(q, k).masked_fill(~TRIL, MIN) + torch.where(TRIL, 0.0, -MIN), v)
 
 
+@program("are shifted by up to")
+def filled_with_the_least_and_shifted_back_at_run_time(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) + torch.where(keep[:, None, None], 0.0, -MIN), v)
+
+
+@program("are shifted by up to")
+def filled_with_the_least_and_less_a_mask(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) - (1 - keep.float())[:, None, None] * MIN, v)
+
+
+@program
+def filled_with_the_least_before_a_mask_is_added(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) + torch.where(TRIL.T | TRIL, 0.0, MIN), v)
+
+
+@program
+def filled_with_the_least_before_padding_is_added(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) + (1 - keep.float())[:, None, None] * MIN, v)
+
+
+@program
+def filled_with_the_least_before_padding_is_subtracted(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~TRIL, MIN) - torch.where(keep[:, None, None], 0.0, -MIN / 2), v)
+
+
 @program
 def filled_with_the_least_and_biased(q, k, v, keep, added):
     return attend(scores(q, k).masked_fill(~BELOW, MIN) + SLOPE, v)
@@ -284,6 +309,39 @@ def clamped_above_zero(q, k, v, keep, added):
 @program
 def infinity_clamped_to_the_least(q, k, v, keep, added):
     return attend(scores(q, k).masked_fill(~BELOW, -math.inf).clamp(min=MIN), v)
+
+
+@program("a bound of the model's own")
+def clamped_on_both_sides(q, k, v, keep, added):
+    return attend((5 * scores(q, k)).clamp(-5.0, 5.0), v)
+
+
+@program("a bound of the model's own")
+def clamped_below_a_number(q, k, v, keep, added):
+    return attend(torch.minimum(5 * scores(q, k), torch.tensor(0.5)).masked_fill(~TRIL, -math.inf), v)
+
+
+@program("minimum of the scores with a tensor")
+def clamped_below_a_number_for_each_key(q, k, v, keep, added):
+    return attend(torch.minimum(5 * scores(q, k), SLOPE), v)
+
+
+@program
+def clamped_to_finite_numbers(q, k, v, keep, added):
+    return attend(scores(q, k).masked_fill(~BELOW, -math.inf).clamp(MIN, -MIN), v)
+
+
+@program
+def clamped_to_finite_numbers_before_the_mask(q, k, v, keep, added):
+    x = torch.minimum(torch.tensor(-MIN), scores(q, k).clamp(min=MIN))
+    return attend(x.masked_fill(~keep[:, None, None], -math.inf), v)
+
+
+@program
+def clamped_to_finite_numbers_in_half_precision(q, k, v, keep, added):
+    most = torch.finfo(torch.float16).max
+    x = scores(q.half(), k.half()).clamp(-most, most)
+    return (torch.softmax(x, -1) @ v.half()).float()
 
 
 @program("masked again")

@@ -8,8 +8,8 @@ from tvm import relax
 
 from relax_passes.attention.canonicalize_attention import CanonicalizeAttention
 from relax_passes.attention.fold_masks import FoldMasks
+from relax_passes.attention.layouts.upright_scores import UprightScores
 from relax_passes.attention.rewrite_masked_attention import SITES, RewriteMaskedAttention
-from relax_passes.attention.upright_scores import UprightScores
 from stof_tvm import masks
 from tests.models.running import largest_error
 from tests.relax_passes.attention.near_misses import inputs

@@ -5,7 +5,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from relax_passes.attention.upright_scores import UprightScores
+from relax_passes.attention.layouts.upright_scores import UprightScores
 from tests.models.running import largest_error
 from tests.relax_passes.attention.near_misses import inputs
 from tests.relax_passes.attention.programs import All, in_double, program_of, reasons

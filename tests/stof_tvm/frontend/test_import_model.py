@@ -175,6 +175,15 @@ def test_an_operator_without_converter_is_named_with_its_module():
         import_model(model, (X,))
 
 
+def test_a_weight_that_a_parametrization_computes_can_be_left_in_its_place():
+    parametrize, x = torch.nn.utils.parametrize, torch.randn(2, 8)
+    model = torch.nn.utils.parametrizations.orthogonal(nn.Linear(8, 8)).eval()
+    with pytest.raises(UnsupportedError, match="linalg_matrix_exp.*remove_parametrizations"):
+        import_model(model, (x,))
+    parametrize.remove_parametrizations(model, "weight")
+    assert error_against_torch(model, (x,)) < 1e-6
+
+
 @pytest.mark.parametrize(
     "function",
     [torch.bernoulli, torch.rand_like, torch.randn_like, lambda x: x + torch.randn(2, 3), lambda x: x.exponential_()],
