@@ -159,7 +159,13 @@ PHASES: dict[str, Callable[[Job], list]] = {
     "rewrite_masked_attention": lambda job: [
         *([] if job.shared is None else [ShareAttentions(job.shared)]),
         RewriteMaskedAttention(
-            job.target, job.site_mask, job.tuned, job.float32, job.replaceable, job.site_mask.rule_for
+            job.target,
+            job.site_mask,
+            job.tuned,
+            job.float32,
+            job.replaceable,
+            job.site_mask.rule_for,
+            job.site_mask.is_given,
         ),
         relax.transform.DeadCodeElimination(),
         relax.transform.InlinePrivateFunctions(),

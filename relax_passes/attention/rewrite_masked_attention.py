@@ -27,6 +27,7 @@ from relax_passes.attention.fold_masks import NOTES
 from relax_passes.attention.found_blocks.block_maps import RuleEmitter, SiteRule, described
 from relax_passes.attention.found_blocks.results import with_results
 from relax_passes.attention.masks.key_counts import KeyCountFinder, KeyCounts
+from relax_passes.attention.refusals.folded_queries import folded_queries
 from relax_passes.attention.repeated_heads import reshaped
 from relax_passes.attention.replaceable_masks import (
     ARRAYS,
@@ -36,6 +37,7 @@ from relax_passes.attention.replaceable_masks import (
     array_parameter,
 )
 from relax_passes.attention.site_names import named
+from relax_passes.attention.spellings.patterns import Known
 from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, permutation, shape_of, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.ir.strided_views import find_view
@@ -73,6 +75,8 @@ class RewriteMaskedAttention:
     rule_for : callable
         Maps a site's path to the SiteRule that finds blocks to keep among those of the site's mask, or to None.  Rules
         do not go with `replaceable`.
+    is_given : callable
+        Whether the user gave a mask or a rule for the attention at a path.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class RewriteMaskedAttention:
         float32: str = "ieee",
         replaceable: ReplaceableMasks | None = None,
         rule_for: Callable[[str], SiteRule | None] = lambda path: None,
+        is_given: Callable[[str], bool] = lambda path: False,
     ):
         self.target = target
         self.site_mask = site_mask
@@ -90,6 +95,7 @@ class RewriteMaskedAttention:
         self.float32 = float32
         self.replaceable = replaceable
         self.rule_for = rule_for
+        self.is_given = is_given
 
     def transform_module(self, mod, _ctx):
         return _Rewriter(mod, self).transform()
@@ -106,6 +112,7 @@ class _Rewriter(PyExprMutator):
         self.float32 = options.float32
         self.replaceable = options.replaceable
         self.rule_for = options.rule_for
+        self.is_given = options.is_given
         self.parameters: list[relax.Var] = []  # for mask arrays
         self.is_cuda = self.target.kind.name == "cuda"
         self.sites: list[SiteRow] = []
@@ -117,6 +124,7 @@ class _Rewriter(PyExprMutator):
         self.counts: dict[KeyCounts, relax.Var] = {}  # as kernels read them, in the block that is being visited
         self.key_counts: KeyCountFinder
         self.bindings: Bindings  # of the function that is being visited
+        self.known: Known
         self.transposed = {}  # attention output (B, H, S, D) -> (axes, the kernel's own output, permuted by them)
         self.permuted_outputs = {}  # attention output of the old function -> the axes by which every reader permutes it
 
@@ -125,6 +133,7 @@ class _Rewriter(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self.bindings = Bindings(function)
+            self.known = Known(self.bindings)
             self.key_counts = KeyCountFinder(self.bindings)
             self.permuted_outputs = _outputs_read_only_permuted(self.bindings)
             with closing_blocks(self.builder_):
@@ -174,6 +183,8 @@ class _Rewriter(PyExprMutator):
 
     def _rewrite(self, call: AttentionCall, out_axes):
         reason = _why_not(call)
+        if reason is None and self.is_given(call.site):
+            reason = folded_queries(self.bindings, call.q, shape_of(call.k)[2], self.known.origins)
         rule = self.rule_for(call.site)
         counts = None
         if reason is None:

@@ -231,7 +231,7 @@ def a_sigmoid(q, k, v, keep, added):
     return attend(CAP * torch.sigmoid(products(q, k) / CAP), v)
 
 
-@program("stands between")
+@program("a bound of the model's own")
 def a_clip(q, k, v, keep, added):
     return attend(functional.hardtanh(products(q, k), -CAP, CAP), v)
 
