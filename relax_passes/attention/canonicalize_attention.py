@@ -30,6 +30,8 @@ from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, sta
 from relax_passes.ir.open_blocks import closing_blocks
 
 NOT_REWRITTEN = "stof.not_rewritten"
+LARGEST_HALF = 65504.0
+LEAST_FACTOR = 1 / 16  # of half precision: smaller ones take bits from numbers near its least
 READ_SCORES = "its scores have another reader than its softmax, or are an output of the model"
 
 op = relax.op
@@ -52,6 +54,7 @@ class _Canonicalizer(PyExprMutator):
         self.matches = {}  # variable bound to the product with v -> AttentionMatch
         self.products = set()  # variables bound to products that lead to a softmax, matched or refused
         self.judged = set()  # variables bound to softmaxes that were matched or refused
+        self.known: Known  # of the function that is being visited
         self.refused = []
         self.notes = []
 
@@ -60,7 +63,7 @@ class _Canonicalizer(PyExprMutator):
             if not isinstance(function, relax.Function) or is_attention(function):
                 continue
             self.bindings = Bindings(function)
-            known = Known(self.bindings)
+            self.known = known = Known(self.bindings)
             self._match(known)
             self._refuse_other_attention(known)
             for match in self._with_escaping_scores():
@@ -232,25 +235,38 @@ class _Canonicalizer(PyExprMutator):
     def _with_factors(self, match, batch_and_heads, q, k, v):
         """(q, k, v), q or k times what multiplies all scores of a head, a query or a key."""
         emit = self.builder_.emit
+        bounds = {"q": self.known.magnitudes.of(match.q), "k": self.known.magnitudes.of(match.k)}
         for step in match.form.steps:
             if step.kind != "factor":
                 continue
             factors = self._broadcastable(self.visit_expr(step.operand), step.shape, batch_and_heads)
             batch, heads, rows, columns = shape_of(factors)
-            if columns == 1:
-                q = self._multiplied(q, factors, step)
+            side = "q" if columns == 1 else "k"
+            bounds[side] *= self._largest_factor(step)
+            is_bounded = bounds[side] <= LARGEST_HALF
+            if side == "q":
+                q = self._multiplied(q, factors, step, is_bounded)
                 continue
             if 1 < heads != shape_of(k)[1]:
                 k, v = (emit(op.repeat(x, heads // shape_of(k)[1], axis=1)) for x in (k, v))
-            k = self._multiplied(k, reshaped(emit, factors, (batch, heads, columns, rows)), step)
+            factors = reshaped(emit, factors, (batch, heads, columns, rows))
+            k = self._multiplied(k, factors, step, is_bounded)
         return q, k, v
 
-    def _multiplied(self, x, factors, step):
+    def _largest_factor(self, step) -> float:
+        """The largest of constant factors; inf where they are not known, divide, or are so small that much is lost."""
+        if step.negate or not self.known.is_closed(step.operand):
+            return math.inf
+        factors = np.abs(self.known.values([step.operand])[0].astype(np.float64))
+        return float(factors.max(initial=0.0)) if (factors >= LEAST_FACTOR).all() else math.inf
+
+    def _multiplied(self, x, factors, step, is_bounded: bool):
         """`x` times or divided by factors; in float32 where it would lose range, or precision that the scores have."""
         emit = self.builder_.emit
         dtype = dtype_of(x)
         result = emit((op.divide if step.negate else op.multiply)(*(_cast(emit, y, "float32") for y in (x, factors))))
-        return _cast(emit, result, dtype) if dtype == "bfloat16" == step.dtype else result
+        has_range = dtype == "bfloat16" or (dtype == "float16" and is_bounded)
+        return _cast(emit, result, dtype) if has_range and dtype == step.dtype else result
 
     def _mask_and_bias(self, match, batch_and_heads):
         """The mask and the bias that a match's operations give; either is None if no operation needs it."""

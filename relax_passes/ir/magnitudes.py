@@ -128,8 +128,30 @@ class Magnitudes:
         return 0.0 if 0 in (a, b) else a * b
 
     def _divide(self, call):
+        if self._is_norm(call.args[1], call.args[0]):
+            return 1.0
         number = self.bindings.scalar(call.args[1])
         return self.of(call.args[0]) / abs(number) if number else math.inf
+
+    def _is_norm(self, expr, x) -> bool:
+        """Whether `expr` is the Euclidean norm of rows of `x`, summed in float32, or more than it."""
+        value = self.bindings.value(expr)
+        while (name := operator(value)) in ("maximum", "add", "astype", "broadcast_to"):
+            number = self.bindings.scalar(value.args[1]) if name in ("maximum", "add") else 0.0
+            if number is None or number < 0:
+                return False
+            value = self.bindings.value(value.args[0])
+        total = self.bindings.call(value.args[0], "sum") if name == "sqrt" else None
+        if total is None or not total.attrs.keepdims or dtype_of(total) != "float32":
+            return False
+        squares = self.bindings.call(total.args[0], "multiply", "square")
+        return squares is not None and all(self._uncast(y).same_as(self._uncast(x)) for y in squares.args)
+
+    def _uncast(self, expr):
+        """What an expression is bound to, before casts of floating-point numbers."""
+        while (call := self.bindings.call(expr, "astype")) is not None and "float" in dtype_of(call.args[0]):
+            expr = call.args[0]
+        return self.bindings.value(expr)
 
     def _nn_layer_norm(self, call):
         """The bound of n normalised elements: none exceeds sqrt(n)."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import stof_tvm
+from relax_passes.ir.bindings import dtype_of
 from stof_tvm import masks
 from stof_tvm.errors import NotRewrittenError
 from tests.models.quick_llvm import QUICK_LLVM
@@ -49,6 +50,10 @@ def test_half_precision_is_as_exact_as_in_pytorch(compile_model, dtype):
         exact = program.function(*wide)
         assert got.dtype == dtype
         assert largest_error(got.float(), exact) <= 2 * largest_error(half.float(), exact), program.name
+    name = str(dtype).removeprefix("torch.")
+    kept = {program_of(site): dtype_of(call.q) == name for site, call in compiled.calls.items()}
+    # Rows of the length 1, and factors that are known: nothing overflows.  Of queries that are given nothing is known.
+    assert kept["cosine"] and (kept["of_each_query"] == (dtype == torch.bfloat16))
 
 
 @pytest.fixture(scope="module")
