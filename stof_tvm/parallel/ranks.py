@@ -50,6 +50,7 @@ class Peers:
         self.seconds = timeout_seconds()
         self.at = 0
         self._begun = 0  # exchanges of data
+        self._calls = 0
         self._depth = 0  # calls in one another
         self._failed = False  # whether the latest call failed here, and maybe here alone
         try:
@@ -96,6 +97,7 @@ class Peers:
         """
         is_outermost = not self._depth
         self._depth += 1
+        self._calls += is_outermost
         try:
             if is_outermost and self._failed:
                 self._ask_after_failure()
@@ -130,8 +132,8 @@ class Peers:
                 work.wait(LOOK)
                 return
             except RuntimeError:
-                if work.is_completed():  # it failed
-                    raise
+                if work.is_completed():  # it failed, or its data came since
+                    break
             self._look(name)
         work.wait()
 
@@ -143,29 +145,35 @@ class Peers:
         except Exception as error:  # gloo's and NCCL's, of no common type
             if isinstance(error, ParallelError):
                 raise
-            raise ParallelError(f"rank {self.rank}: {name} failed, {self._whose_fault(name)}: {error}") from error
+            raise ParallelError(f"rank {self.rank}: {name} failed, {self._whose_fault(name, error)}") from error
 
-    def _whose_fault(self, name: str) -> str:
-        """Which ranks are gone, after a collective failed here; ParallelError where one told why."""
-        statuses = self._statuses.exchange({"at": self.at, "name": f"{name}, which failed"}, NAMING)
+    def _whose_fault(self, name: str, error: Exception) -> str:
+        """Which ranks are gone and what the others saw, after a collective failed; ParallelError where one told why."""
+        seen = "" if isinstance(error, _OthersFailedError) else f"{error}"[:LONGEST]
+        statuses = self._statuses.exchange({"at": self.at, "name": name, "seen": seen}, NAMING)
         self._raise_told(statuses, name)
         gone = [str(rank) for rank, status in enumerate(statuses) if status is None]
-        return "rank " + " and ".join(gone) + " is gone or does not answer" if gone else "all ranks are there"
+        who = "rank " + " and ".join(gone) + " is gone or does not answer" if gone else "all ranks are there"
+        others = [(rank, status.get("seen")) for rank, status in enumerate(statuses) if status is not None]
+        return "; ".join([who, *(f"rank {rank} saw: {text}" for rank, text in others if text)])
 
     def _look(self, name: str) -> None:
         """ParallelError where another rank failed, or sends a status where this one waits for data."""
-        notes = self._statuses.notes()
+        notes = self._statuses.notes(self.at)
         self._raise_told([notes.get(rank) for rank in range(self.count)], name)
         for rank, note in notes.items():
+            if note["at"] == self.at and "seen" in note:
+                raise _OthersFailedError(f"it failed on rank {rank}")
             if note["at"] == self.at:
                 raise ParallelError(f"rank {rank} is in {note['name']}, rank {self.rank} in {name}: {_SAME_CALLS}")
 
     def _ask_after_failure(self) -> None:
         """Return where all ranks are at the same place after a call that failed; else ParallelError."""
-        for rank, _, here, there in self._differences(AFTER_FAILURE, {"exchanges": self._begun}):
+        told = {"call": self._calls, "exchange of data": self._begun}
+        for rank, what, here, there in self._differences(AFTER_FAILURE, told):
             raise ParallelError(
-                f"rank {rank} began {here} exchanges of data with this group, rank 0 {there}: the call that failed "
-                "left one unfinished, which would be answered with what is sent later. Make a new process group"
+                f"rank {rank} is at {what} {here} of this group, rank 0 at {there}: a call failed on some ranks only, "
+                "and what is sent next would be taken for another call's. Make a new process group"
             )
         self._failed = False
 
@@ -213,6 +221,10 @@ class Peers:
             self._statuses.tell({"at": self.at, "error": text, "heard": heard})
             if not heard and isinstance(error, Exception):
                 self._statuses.wait_for_notes(self.at, NAMING)  # this process may end now, and the store be its own
+
+
+class _OthersFailedError(RuntimeError):
+    """A collective that waits here failed on another rank."""
 
 
 _SAME_CALLS = "all ranks must make the same calls, in the same order"

@@ -57,7 +57,7 @@ class Statuses:
             try:
                 found[other] = self._received(other, status["at"], end)
             except RuntimeError:  # gone or too late, or another one was, which ends all waiting
-                note = self._noted(other)
+                note = self.notes(status["at"]).get(other)
                 found[other] = note if note is not None and note["at"] >= status["at"] else None
         return found
 
@@ -67,26 +67,33 @@ class Statuses:
         self._send(status)
 
     def note(self, status: dict) -> None:
-        """Write a status where others find it."""
+        """Write a status where others find it; an error stays there when others follow."""
         with contextlib.suppress(Exception):  # the store's process may be gone
+            if "error" in status:
+                self._store.set(f"error/{self.rank}", _text(status))
             self._store.set(f"note/{self.rank}", _text(status))
 
-    def notes(self) -> dict[int, dict]:
-        """The latest notes of the other ranks."""
-        found = {other: self._noted(other) for other in self.others}
-        return {other: note for other, note in found.items() if note is not None}
+    def notes(self, at: int) -> dict[int, dict]:
+        """Of each other rank the latest error that it noted, if it is of a place or behind it, else its latest note."""
+        found = {}
+        for other in self.others:
+            error = self._noted("error", other)
+            note = error if error is not None and error["at"] >= at else self._noted("note", other)
+            if note is not None:
+                found[other] = note
+        return found
 
     def wait_for_notes(self, at: int, seconds: float) -> None:
         """Return when all others have noted something at a place or behind it, or after some seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            notes = self.notes()
-            if all(other in notes and notes[other]["at"] >= at for other in self.others):
+            notes = {other: self._noted("note", other) for other in self.others}
+            if all(note is not None and note["at"] >= at for note in notes.values()):
                 return
             time.sleep(HEARD_EACH)
 
-    def _noted(self, other: int) -> dict | None:
-        key = f"note/{other}"
+    def _noted(self, kind: str, other: int) -> dict | None:
+        key = f"{kind}/{other}"
         try:
             return json.loads(self._store.get(key)) if self._store.check([key]) else None
         except Exception:  # of a store whose process is gone
