@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import functools
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -35,7 +36,6 @@ class Peers:
 
     Attributes
     ----------
-    group : ProcessGroup
     rank, count : int
         This process's number in the group, and how many there are.
     at : int
@@ -45,8 +45,8 @@ class Peers:
     """
 
     def __init__(self, group: dist.ProcessGroup):
-        self.group = group
-        self.rank, self.count = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self._group = weakref.ref(group)  # one that is destroyed takes its threads, files and store with it
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
         self.seconds = timeout_seconds()
         self.at = 0
         self._begun = 0  # exchanges of data
@@ -54,11 +54,20 @@ class Peers:
         self._depth = 0  # calls in one another
         self._failed = False  # whether the latest call failed here, and maybe here alone
         try:
-            self._statuses = Statuses(self.group, self.rank, self.count, self.seconds)
+            self._statuses = Statuses(group, self.rank, self.count, self.seconds)
         except Exception as error:  # of the store or of gloo
             raise ParallelError(
                 f"rank {self.rank}: not all {self.count} ranks came within {self.seconds:g} s ({TIMEOUT}): {error}"
             ) from error
+        weakref.finalize(group, self._statuses.close).atexit = False
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group; ParallelError once it is destroyed."""
+        group = self._group()
+        if group is None:
+            raise ParallelError(f"rank {self.rank}: the process group was destroyed: build or call with the new one")
+        return group
 
     def step(self, name: str, compute: Callable[[], R], told: Callable[[R], dict] = lambda result: {}) -> R:
         """The result of `compute`, once every rank has one.
@@ -238,9 +247,13 @@ def peers_of(mesh, name: str = "mesh") -> Peers:
     return _peers_of(group_of(mesh, name))
 
 
-@functools.cache
+_known: weakref.WeakKeyDictionary[dist.ProcessGroup, Peers] = weakref.WeakKeyDictionary()
+
+
 def _peers_of(group: dist.ProcessGroup) -> Peers:
-    return Peers(group)
+    if group not in _known:
+        _known[group] = Peers(group)
+    return _known[group]
 
 
 def among_ranks(build: Callable[P, R]) -> Callable[P, R]:
@@ -278,9 +291,18 @@ def group_of(mesh, name: str = "mesh") -> dist.ProcessGroup:
         if mesh.get_coordinate() is None:
             raise InputError("this process is no rank of the mesh")
         return mesh.get_group()
+    check_not_destroyed(mesh)
     if dist.get_rank(mesh) < 0:
         raise InputError("this process is no rank of the process group")
     return mesh
+
+
+def check_not_destroyed(group: dist.ProcessGroup) -> None:
+    """InputError for a group that torch.distributed no longer knows."""
+    try:
+        dist.get_rank(group)
+    except ValueError:
+        raise InputError("the process group was destroyed: make a new one") from None
 
 
 def timeout_seconds() -> float:

@@ -39,9 +39,14 @@ class Statuses:
         self.rank, self.others = rank, [other for other in range(count) if other != rank]
         # Of the group's own name: names that dist.new_group makes count the groups of a process, which may be in more
         # of them than another.
-        self._store = dist.PrefixStore("stof_tvm", distributed_c10d._get_process_group_store(group))
+        self._store: Any = dist.PrefixStore("stof_tvm", distributed_c10d._get_process_group_store(group))
         self._gloo: Any = dist.ProcessGroupGloo(self._store, rank, count, datetime.timedelta(seconds=seconds))
         self._sending: dict[int, list] = {other: [] for other in self.others}  # kept until they are received
+
+    def close(self) -> None:
+        """Let go of what a group has, when the group goes."""
+        self._gloo = self._store = None
+        self._sending.clear()
 
     def exchange(self, status: dict, seconds: float) -> list[dict | None]:
         """The status of every rank at this one's place or behind it, None for one that is gone or takes `seconds`.

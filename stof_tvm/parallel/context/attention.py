@@ -19,7 +19,7 @@ from stof_tvm.parallel.context.exchange import Exchange
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
-from stof_tvm.parallel.ranks import Peers, peers_of
+from stof_tvm.parallel.ranks import Peers, check_not_destroyed, peers_of
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.cuda.float32.modes import check_mode
 from tir_kernels.errors import InputError, MaskError, UnsupportedError
@@ -132,6 +132,7 @@ def _place_in(group) -> tuple[int, int]:
         raise InputError(
             f"group must be a torch.distributed.ProcessGroup that this process is in, got {type(group).__name__}"
         )
+    check_not_destroyed(group)
     return dist.get_rank(group), dist.get_world_size(group)
 
 

@@ -125,7 +125,7 @@ def _compiled(
     packed = some if row == SOME else pack(batched, own, row, 1, SHARING)
     nodes = packed.program.graph.find_nodes(op="placeholder")
     examples = {x.name: torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) for x in nodes}
-    attentions = SiteAttentions(peers.group, plan, masks, batch, float32)
+    attentions = SiteAttentions(peers, plan, masks, batch, float32)
     engine = build_row(
         packed.program, (tuple(examples[name] for name in packed.inputs), {}), snapshot, attentions.name_of
     )

@@ -5,7 +5,6 @@ import weakref
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 import tvm_ffi
 
 from relax_passes.attention.composite import AttentionCall
@@ -16,6 +15,7 @@ from stof_tvm.masks.mask import Mask
 from stof_tvm.parallel.context.attention import context_attention
 from stof_tvm.parallel.context.lists import BLOCK
 from stof_tvm.parallel.context.plan import ContextPlan, plan_of
+from stof_tvm.parallel.ranks import Peers
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.report_rows import AttentionShape, RewrittenRow
 
@@ -27,7 +27,7 @@ class SiteAttentions:
 
     Parameters
     ----------
-    group : ProcessGroup
+    peers : Peers
     plan : ContextPlan
         Who has which tokens.
     masks : dict
@@ -43,10 +43,8 @@ class SiteAttentions:
         The attentions that the program has, by their paths: rows of the report, of the whole sequence.
     """
 
-    def __init__(
-        self, group: dist.ProcessGroup, plan: ContextPlan, masks: Mapping[str, Mask | None], batch: int, float32: str
-    ):
-        self.group, self.plan, self.masks, self.batch, self.float32 = group, plan, masks, batch, float32
+    def __init__(self, peers: Peers, plan: ContextPlan, masks: Mapping[str, Mask | None], batch: int, float32: str):
+        self.peers, self.plan, self.masks, self.batch, self.float32 = peers, plan, masks, batch, float32
         self.sites: dict[str, RewrittenRow] = {}
 
     def name_of(self, call: AttentionCall) -> str:
@@ -82,7 +80,7 @@ class SiteAttentions:
         q, k, v = map(self._sequences, (q, k, v))
         mask = self.masks[path]
         plan = self.plan if mask is not None else self.plan_of(path)  # without a mask it is the plan's that holds
-        result = context_attention(q, k, v, mask, None, True, sink, options, self.group, plan)
+        result = context_attention(q, k, v, mask, None, True, sink, options, self.peers.group, plan)
         self._sequences(out).copy_(result)
 
     def plan_of(self, path: str, heads: int | None = None) -> ContextPlan:

@@ -131,7 +131,53 @@ def refused_inputs(rank, mesh) -> dict:
     return found
 
 
-CHECKS = (arguments, other_models, refused_kinds, other_kinds, sinks, refused_inputs)
+def caught_without_keys(rank, mesh) -> dict:
+    """Rank 1 refuses a call in which nothing is sent, so rank 0 learns it in its next one; both go on."""
+    documents = {"mask": masks.document([LENGTH // 2, LENGTH // 2])}
+    group = new_group(documents)
+    found = {"documents": refusal(lambda: attention(group, **documents, **[{}, BIASED][rank]))}
+    for step, options in enumerate([{}, {}, SCALED, {}]):
+        found[f"step {step}"] = refusal(lambda: attention(group, **options))
+    return found
+
+
+def failures_of_one(rank, mesh) -> dict:
+    """Rank 1 alone cannot begin an exchange: it fails there, not at a call of its own."""
+    group = new_group({})
+    begin = torch.Tensor.index_select
+
+    def fail(*arguments):
+        raise RuntimeError("no memory")
+
+    if rank:
+        torch.Tensor.index_select = fail
+    try:
+        return {"call": refusal(lambda: attention(group))}
+    finally:
+        torch.Tensor.index_select = begin
+
+
+def destroyed_groups(rank, mesh) -> dict:
+    """Groups that are used and destroyed leave no thread and no file behind, and are named when they are used again."""
+    threads = []
+    for _ in range(4):
+        group = new_group({})
+        dist.destroy_process_group(group)
+        threads.append(len(os.listdir("/proc/self/task")))
+    return {"threads": threads, "again": refusal(lambda: attention(group))}
+
+
+CHECKS = (
+    caught_without_keys,
+    failures_of_one,
+    destroyed_groups,
+    arguments,
+    other_models,
+    refused_kinds,
+    other_kinds,
+    sinks,
+    refused_inputs,
+)
 
 
 def main(rank: int, port: str, folder: str) -> None:

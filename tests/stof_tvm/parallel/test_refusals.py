@@ -2,6 +2,7 @@
 
 import pytest
 
+from stof_tvm.parallel.ranks import Peers
 from tests.stof_tvm.parallel.launch import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -95,6 +96,46 @@ def test_inputs_that_one_rank_refuses_end_the_call_of_the_other(found, engine, w
     assert own.startswith("InputError: ids must be") and told == f"ParallelError: rank 1 failed ({where}): {own}"
     for rank in found:
         assert (UNFINISHED in rank["refused_inputs"]["mesh, next"]) and not rank["refused_inputs"]["context, next"]
+
+
+def test_an_error_that_one_rank_catches_pairs_no_later_call_with_another(found):
+    own, told = (rank["caught_without_keys"] for rank in reversed(found))
+    assert own["documents"].startswith("UnsupportedError: a bias with a group") and not told["documents"]
+    assert told["step 0"].startswith("ParallelError: rank 1 failed (a first attention): UnsupportedError: a bias")
+    for calls in (own, told):
+        later = [calls[f"step {step}"] for step in range(1, 4)]
+        assert all("rank 1 is at call" in error and UNFINISHED in error for error in later[:2])
+        assert later[2].startswith("ParallelError")
+
+
+def test_what_one_rank_cannot_exchange_is_told_to_all(found):
+    for number, rank in enumerate(found):
+        error = rank["failures_of_one"]["call"]
+        assert error.startswith(f"ParallelError: rank {number}: the exchange of keys failed, all ranks are there")
+        assert error.endswith("rank 1 saw: no memory")
+
+
+def test_groups_that_are_destroyed_leave_nothing_behind(found):
+    for rank in found:
+        threads = rank["destroyed_groups"]["threads"]
+        assert threads[-1] <= threads[0]
+        assert rank["destroyed_groups"]["again"].startswith("InputError: the process group was destroyed")
+
+
+def test_data_that_comes_when_a_look_is_due_is_no_failure():
+    class Work:
+        looks = 0
+
+        def wait(self, *timeout):
+            Work.looks += 1
+            if timeout:
+                raise RuntimeError("timed out")
+
+        def is_completed(self):
+            return True
+
+    Peers.wait(None, Work(), "an exchange", on_cpu=True)
+    assert Work.looks == 2
 
 
 def test_processes_may_be_in_unequal_numbers_of_groups(tmp_path):

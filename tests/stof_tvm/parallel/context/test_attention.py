@@ -111,7 +111,7 @@ def test_a_plan_is_one_for_the_group(found):
     ("what", "words"),
     [
         ("silent", "rank 1 is gone, or did not answer within 2 s (a first attention)"),
-        ("gone, at a known call", "the exchange of keys failed, rank 1 is gone or does not answer: "),
+        ("gone, at a known call", "the exchange of keys failed, rank 1 is gone or does not answer; rank 0 saw: "),
         ("gone, at a new call", "rank 1 is gone, or did not answer within 600 s (a call after one that failed)"),
     ],
 )
