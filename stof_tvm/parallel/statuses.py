@@ -79,7 +79,7 @@ class Statuses:
             self._store.set(f"note/{self.rank}", _text(status))
 
     def notes(self, at: int) -> dict[int, dict]:
-        """Of each other rank the latest error that it noted, if it is of a place or behind it, else its latest note."""
+        """The latest error of each other rank, if it is of a place or behind it, else its latest note."""
         found = {}
         for other in self.others:
             error = self._noted("error", other)
