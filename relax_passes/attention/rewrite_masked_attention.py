@@ -184,7 +184,7 @@ class _Rewriter(PyExprMutator):
     def _rewrite(self, call: AttentionCall, out_axes):
         reason = _why_not(call)
         if reason is None and self.is_given(call.site):
-            reason = folded_queries(self.bindings, call.q, shape_of(call.k)[2], self.known.origins)
+            reason = folded_queries(self.bindings, call.q, call.k, self.known.origins)
         rule = self.rule_for(call.site)
         counts = None
         if reason is None:

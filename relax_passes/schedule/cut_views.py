@@ -25,7 +25,8 @@ from tir_kernels.fusion.group.operators import ELEMENTWISE
 MOST = 1  # reshapes of cut elements in one kernel
 OPAQUE = 8  # relax's "op_pattern" of functions that are fused with no other
 CUTTING = {"strided_slice", "split", "concat", "nn.pad", "broadcast_to"}
-FUSED = {*SAME_ELEMENTS, "permute_dims", *CUTTING, *ELEMENTWISE, "astype"}
+MOVING = {"repeat", "tile", "stack", "flip", "take"}  # as if every dimension was cut
+FUSED = {*SAME_ELEMENTS, "permute_dims", *CUTTING, *MOVING, *ELEMENTWISE, "astype"}
 
 
 class Chain(NamedTuple):
@@ -103,6 +104,8 @@ def _chain(value: relax.Expr, chains: dict[relax.Var, Chain], strides: Iterator[
         return longest
     if name in SAME_ELEMENTS:
         return _reshaped(longest, shape)
+    if name in MOVING:
+        return Chain(longest.reshapes, Strided([[(n, next(strides))] for n in shape]))
     if name == "permute_dims":
         return Chain(longest.reshapes, longest.dims.permute(permutation(value)))
     return Chain(longest.reshapes, _cut(longest.dims, shape, strides))

@@ -2,11 +2,14 @@
 
     (v + c) // d   =   v // d + c // d + (1 if v % d >= d - c % d else 0)          where d does not divide c
     (c - w) // d   =   -((w + d - 1 - c) // d)
+    (v + c) % d    =   v % d + c % d - (d if v % d >= d - c % d else 0)
     (c - w) % d    =   (d - 1) * w % d + c % d - (d if (d - 1) * w % d >= d - c % d else 0)
 
 Where v is `f % n` for a fused loop f, TVM's FlattenBuffer takes the left side for `(f + c) % n // d`, or cancels the
 remainder altogether.  The index then is that of another element, or lies outside the buffer.  PyTorch's
-`out[..., 0::2] = …`, a slice of an interleaved tensor and a window that moves by two have such indices.
+`out[..., 0::2] = …`, a slice of an interleaved tensor and a window that moves by two have such indices.  Where index 0
+is `v // 2` and index 1 `(v + 1) % 2`, as a slice of a repeated tensor has them, FlattenBuffer moves the shift of one
+into the other.
 
 FlattenBuffer also takes (c - w) % d // e, an index of reversed pairs, for -w // e % (d // e).  It makes the same
 mistake with (v + c) % d // e, the index of a head if the halves of heads are swapped after heads were joined.  It
@@ -66,7 +69,7 @@ def _rewritten(indices, too_long: list) -> tuple[list, bool]:
             return expr
         return rewrite(expr)
 
-    rewrites = ((tirx.FloorDiv, _without_shift), (tirx.FloorMod, _falling_without_shift))
+    rewrites = ((tirx.FloorDiv, _without_shift), (tirx.FloorMod, _remainder_without_shift))
     callbacks = [(kind, functools.partial(bounded, rewrite)) for kind, rewrite in rewrites]
     new = [tvm_ffi.structural_map(index, callbacks, order="post") for index in indices]
     return new, any(not a.same_as(b) for a, b in zip(new, indices))
@@ -110,18 +113,14 @@ def _without_shift(quotient):
     return 0 - whole if is_falling else whole
 
 
-def _falling_without_shift(remainder):
-    return _remainder_without_shift(remainder, falling=True)
-
-
-def _remainder_without_shift(remainder, falling: bool = False):
-    """The remainder of a sum without its constant; with `falling`, only if a summand is subtracted."""
+def _remainder_without_shift(remainder):
+    """The remainder of a sum without its constant."""
     if not _is_index_arithmetic(remainder):
         return remainder
     divisor, dtype = int(remainder.b), str(remainder.ty.dtype)
     terms: list = []
     shift = _collect(tvm.sym.Analyzer().canonical_simplify(remainder.a), 1, terms) % divisor
-    if not terms or all(factor > 0 for _, factor in terms) and (falling or not shift):
+    if not terms or not shift and all(factor > 0 for _, factor in terms):
         return remainder
     rest = tirx.floormod(_sum([(term, factor % divisor) for term, factor in terms]), divisor)
     if not shift:

@@ -2,14 +2,15 @@
 
     scaled_dot_product_attention(q.reshape(B, 1, H·Sq, D), k (B, 1, Skv, D), v)         heads that share their keys
 
-Where a weight made a part of the rows, that part are heads.  Where nothing tells what made them, as many of one part as
-there are keys are taken for the sequence.  Rows that are as many as the keys are the sequence themselves, such as those
-of an image, height and width.
+Where a weight made a part of the rows of q, and none of those of k, that part are heads, also where there is one query
+for each.  Where nothing tells what made them, as many of one part as there are keys are taken for the sequence.  Rows
+that are as many as the keys are the sequence themselves, such as those of an image, height and width, and so are tokens
+that a weight made several of, of q and k alike.
 """
 
 from tvm import relax
 
-from relax_passes.attention.layouts.axes import Axis, layout_of, size, undivided
+from relax_passes.attention.layouts.axes import Axis, Layout, layout_of, size, undivided
 from relax_passes.attention.layouts.folded_rows import BY_ELEMENT, is_view, viewed
 from relax_passes.ir.bindings import Bindings, operator, shape_of, static_shape
 from relax_passes.ir.length_origins import FEATURES, LengthOrigins
@@ -20,31 +21,33 @@ FOLDED_QUERIES = (
 )
 
 
-def folded_queries(bindings: Bindings, q: relax.Expr, kv_len: int, origins: LengthOrigins) -> str | None:
-    """The reason why a mask that is given does not fit queries (B, H, Sq, D) of `kv_len` keys, or None."""
-    if shape_of(q)[2] == kv_len:
-        return None
-    root, way = q, []
+def folded_queries(bindings: Bindings, q: relax.Expr, k: relax.Expr, origins: LengthOrigins) -> str | None:
+    """The reason why a mask that is given does not fit q (B, H, Sq, D) and k (B, H, Skv, D), or None."""
+    q_len, kv_len = shape_of(q)[2], shape_of(k)[2]
+    rows, heads = _rows(bindings, q, origins)
+    has_heads = bool(heads) and not _rows(bindings, k, origins)[1]
+    if has_heads or (q_len != kv_len and _has_sequence(rows, kv_len)):
+        parts = "×".join(str(axis.size) for axis in rows)
+        return FOLDED_QUERIES.format(rows=q_len, parts=parts, kv_len=kv_len)
+    return None
+
+
+def _rows(bindings: Bindings, x: relax.Expr, origins: LengthOrigins) -> tuple[list[Axis], list[Axis]]:
+    """The dimensions that the rows of x (B, H, S, D) are made of, and those among them that a weight made."""
+    root, way = x, []
     while (source := _source(bindings, root)) is not None:
         way.append(bindings.value(root))
         root = source
     dimensions = layout_of(shape_of(root))
-    layout = dimensions
+    layout: Layout | None = dimensions
     for call in reversed(way):
-        if is_view(call):
-            moved = viewed(call, layout)
-            if moved is None:
-                return None
-            layout = moved
-    rows = undivided(layout[2])
-    if len(rows) < 2:
-        return None
+        if is_view(call) and layout is not None:
+            layout = viewed(call, layout)
+    if layout is None:
+        return [], []
     made = {axis: origins.of(root, place) for place, of in enumerate(dimensions) for axis in undivided(of)}
-    by_weights = [axis for axis in rows if made[axis] == FEATURES]
-    if 0 < len(by_weights) < len(rows) or _has_sequence(rows, kv_len):
-        parts = "×".join(str(axis.size) for axis in rows)
-        return FOLDED_QUERIES.format(rows=shape_of(q)[2], parts=parts, kv_len=kv_len)
-    return None
+    rows = undivided(layout[2])
+    return rows, [axis for axis in rows if made[axis] == FEATURES]
 
 
 def _source(bindings: Bindings, expr: relax.Expr) -> relax.Expr | None:

@@ -60,6 +60,7 @@ Q, K = torch.randn(B, H, S, D), torch.randn(B, 1, S, D)
         (Shared(False), (X,)),
         (Shared(True, scaled=True), (X,)),
         (Shared(True, kv_len=7), (X,)),  # a weight made the heads
+        (Shared(True, kv_len=4), (torch.randn(B, S, H * D),)),
         (Given(), (Q, K, K)),  # as many of one part as there are keys
     ],
 )
@@ -68,6 +69,43 @@ def test_a_mask_is_refused(model, inputs):
         stof_tvm.build(model, QUICK_LLVM, inputs, mask=MASK, verify=False)
     engine = stof_tvm.build(model, QUICK_LLVM, inputs)  # as it is
     assert torch.allclose(engine(*inputs), model(*inputs), atol=1e-5)
+
+
+class Pooled(nn.Module):
+    """Queries of one token, or of as few tokens that heads and queries are as many as the keys."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.q, self.kv, self.length = nn.Linear(H * D, H * D), nn.Linear(H * D, 2 * D), length
+
+    def forward(self, x, y):
+        q = self.q(x).view(B, self.length, H, D).transpose(1, 2).reshape(B, 1, H * self.length, D)
+        k, v = self.kv(y).chunk(2, -1)
+        return F.scaled_dot_product_attention(q, k[:, None], v[:, None])
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(1, 7), (1, 4), (2, 8), (3, 5)])
+def test_a_mask_is_refused_whatever_the_lengths(q_len, kv_len):
+    inputs = torch.randn(B, q_len, H * D), torch.randn(B, kv_len, H * D)
+    with pytest.raises(NotRewrittenError, match=f"{H * q_len} rows of queries are dimensions of 4.*, folded"):
+        stof_tvm.build(Pooled(q_len), QUICK_LLVM, inputs, mask=MASK, verify=False)
+
+
+class Expanded(nn.Module):
+    """Each token becomes two, which attend to one another."""
+
+    def __init__(self):
+        super().__init__()
+        self.expand, self.qkv = nn.Linear(D, 2 * D), nn.Linear(D, 3 * D)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.expand(x).view(B, 2 * S, D))[:, None].chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def test_tokens_that_a_weight_made_are_a_sequence():
+    engine = stof_tvm.build(Expanded(), QUICK_LLVM, (X[..., :D].contiguous(),), mask=MASK)
+    assert engine.report().rewritten
 
 
 def test_a_rule_is_refused():

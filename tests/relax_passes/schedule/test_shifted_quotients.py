@@ -108,6 +108,27 @@ def test_a_chain_of_shifts_is_right():
     assert torch.equal(engine(x), Shifts(8)(x))
 
 
+REPEATED = {
+    "repeated, tiled, cut": lambda x: x.repeat_interleave(2, 2).repeat(1, 2, 1)[:, 1:3],
+    "tiled, cut, repeated": lambda x: x.repeat(1, 2, 1)[:, 1:3].repeat_interleave(2, 2),
+    "tiled, cut, expanded": lambda x: x.repeat(1, 2, 1)[:, 1:3].reshape(2, 2, 3, 1).expand(2, 2, 3, 2).reshape(2, 2, 6),
+    "cut twice": lambda x: x.repeat_interleave(2, 2).repeat(2, 2, 1)[1:3, 1:3],
+    "expanded": lambda x: x.repeat_interleave(2, 2)[:, None].expand(2, 2, 2, 6).reshape(2, 4, 6)[:, 1:3],
+    "rolled": lambda x: x.reshape(2, 6).repeat(1, 2).roll(2, 1).expand(3, 2, 12) + 0,
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_cuts_of_repeated_tensors_are_exact(name):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return REPEATED[name](x)
+
+    x = torch.arange(12.0).reshape(2, 2, 3)
+    engine = stof_tvm.build(Model(), QUICK_LLVM, (x,), tuning_logs=False)
+    assert torch.equal(engine(x), Model()(x))
+
+
 def test_an_index_without_end_is_refused():
     with pytest.raises(UnsupportedError, match="more than 800 quotients"):
         ShiftedQuotients()(fused(900, 24, lambda j: sum((tirx.floordiv(j + c, 7) for c in range(800)), j) // 60))
