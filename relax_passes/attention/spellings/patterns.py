@@ -149,6 +149,8 @@ def match_softmax(bindings: Bindings, softmax: Softmax, known: Known) -> Attenti
     scores, steps = chain.trace(softmax.scores)
     if any(step.kind == "factor" and bindings.depends_on(step.operand, scores) for step in steps):
         raise NotAttention("its scores are multiplied by what is computed from them")
+    if any(step.kind == "factor" and _is_infinite_factor(step, known) for step in steps):
+        raise NotAttention("its scores are multiplied by infinite numbers, or divided by 0")
     if any(step.kind == "add" and bindings.depends_on(step.operand, scores) for step in steps):
         # Kernels round scores elsewhere than the model: scores and a summand that cancel there would not cancel here.
         raise NotAttention("what is added to its scores is computed from them")
@@ -226,6 +228,14 @@ def _with_gated_output(bindings, softmax: Softmax, out) -> tuple[relax.Var, Sink
     if softmax.sink is not None:
         raise NotAttention("its result meets something else that its scores give")
     return found
+
+
+def _is_infinite_factor(step: Step, known) -> bool:
+    """Whether a constant has numbers that make a row of q or k infinite, and its products NaN where scores are not."""
+    if not known.is_closed(step.operand):
+        return False
+    numbers = known.values([step.operand])[0]
+    return not np.isfinite(numbers).all() or (step.negate and not numbers.all())
 
 
 def _bound_of_scores(known, q, k, steps) -> float:

@@ -77,6 +77,26 @@ def test_a_mask_reaches_the_scores(masked, index):
     assert ((masked[index] == 0) | masked[index].isnan())[~is_row].all()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q, k: q @ k.mT / torch.tensor([0.0] + [1.0] * (S - 1)),
+        lambda q, k: q @ k.mT * torch.tensor([torch.inf] + [1.0] * (S - 1)),
+    ],
+    ids=["divided by 0", "times inf"],
+)
+def test_infinite_factors_stay_as_they_are(function):
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return torch.softmax(function(q, k), -1) @ v
+
+    q, k, v = (torch.randn(1, 2, S, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    engine = stof_tvm.build(Model(), QUICK_LLVM, (q, k, v), verify=False)
+    torch.testing.assert_close(engine(q, k, v), Model()(q, k, v), equal_nan=True, atol=1e-5, rtol=0)
+    with pytest.raises(NotRewrittenError, match="multiplied by infinite numbers, or divided by 0"):
+        stof_tvm.build(Model(), QUICK_LLVM, (q, k, v), MASK, verify=False)
+
+
 @pytest.mark.parametrize("program", REFUSED[:6], ids=[program.name for program in REFUSED[:6]])
 def test_a_mask_that_would_not_reach_the_scores_is_refused(program):
     with pytest.raises(NotRewrittenError, match=program.reason):
