@@ -76,4 +76,5 @@ def test_a_dry_run_of_two_processes(tmp_path):
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "rows.json").read_text())
     assert set(row) == set(ROW) and bench.is_right(row)
-    assert row["received_bytes"] == row["least_bytes"] > 0 and np.isfinite(row["efficiency"])
+    tags = row["received_bytes"] - row["least_bytes"]  # on CPUs a rank's keys come with the call's, in a row
+    assert row["least_bytes"] > 0 and 0 <= tags <= 256 and np.isfinite(row["efficiency"])
