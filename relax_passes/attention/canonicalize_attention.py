@@ -25,12 +25,11 @@ from relax_passes.attention.sinks.logits import Sink
 from relax_passes.attention.spellings.normal_form import Fill
 from relax_passes.attention.spellings.patterns import AttentionMatch, Known, match_softmax, site_of
 from relax_passes.attention.spellings.softmax import find_softmax
-from relax_passes.attention.spellings.steps import NotAttention
+from relax_passes.attention.spellings.steps import LARGEST_HALF, NotAttention
 from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.ir.open_blocks import closing_blocks
 
 NOT_REWRITTEN = "stof.not_rewritten"
-LARGEST_HALF = 65504.0
 LEAST_FACTOR = 1 / 16  # of half precision: smaller ones take bits from numbers near its least
 READ_SCORES = "its scores have another reader than its softmax, or are an output of the model"
 

@@ -183,7 +183,7 @@ class _Rewriter(PyExprMutator):
 
     def _rewrite(self, call: AttentionCall, out_axes):
         reason = _why_not(call)
-        if reason is None and self.is_given(call.site):
+        if reason is None and (self.replaceable is not None or self.is_given(call.site)):
             reason = folded_queries(self.bindings, call.q, call.k, self.known.origins)
         rule = self.rule_for(call.site)
         counts = None

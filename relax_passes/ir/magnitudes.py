@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
-from relax_passes.ir.bindings import Bindings, dtype_of, operator, shape_of, static_shape
+from relax_passes.ir.bindings import SAME_ELEMENTS, Bindings, dtype_of, operator, shape_of, static_shape
 from relax_passes.ir.constant_arrays import array_of, largest_magnitude
 from relax_passes.ir.floats import FLOATS
 
@@ -21,19 +21,7 @@ UNCHANGED = (
     *("strided_slice", "split", "take", "gather_elements", "tril", "triu"),
     *("abs", "nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu"),
 )
-MOVED = (
-    *(
-        "reshape",
-        "expand_dims",
-        "squeeze",
-        "flatten",
-        "permute_dims",
-        "broadcast_to",
-        "repeat",
-        "tile",
-        "strided_slice",
-    ),
-)
+MOVED = (*SAME_ELEMENTS, "permute_dims", "broadcast_to", "repeat", "tile", "strided_slice")
 AT_MOST_ONE = ("tanh", "sigmoid", "sin", "cos", "nn.softmax", "erf")
 
 

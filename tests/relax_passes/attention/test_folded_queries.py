@@ -108,6 +108,25 @@ def test_tokens_that_a_weight_made_are_a_sequence():
     assert engine.report().rewritten
 
 
+class Both(nn.Module):
+    """The same beside an ordinary attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.shared = Shared(True)
+
+    def forward(self, x):
+        heads = x.view(B, S, H, D).transpose(1, 2)
+        return F.scaled_dot_product_attention(heads, heads, heads), self.shared(x)
+
+
+def test_a_mask_that_comes_after_the_build_is_refused():
+    engine = stof_tvm.build(Both(), QUICK_LLVM, (X,), replaceable_masks=True, verify=False)
+    with pytest.raises(NotRewrittenError, match="40 rows of queries are dimensions of 4×10, folded"):
+        engine.with_mask(MASK)
+    assert engine.with_mask({"": MASK})(X)[0].isfinite().all()
+
+
 def test_a_rule_is_refused():
     with pytest.raises(UnsupportedError, match="40 rows of queries are dimensions of 4×10, folded"):
         stof_tvm.build(Shared(True), QUICK_LLVM, (X,), mask=masks.runtime.top_blocks(1, block=32), verify=False)
