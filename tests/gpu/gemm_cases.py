@@ -14,7 +14,7 @@ from tir_kernels.fusion.gemm import gemv as gemv_cuda
 from tir_kernels.fusion.gemm.finish.deferred_norm import statistics_operand
 from tir_kernels.fusion.gemm.gemv import GemvConfig
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.gemm.sizes.configs import TILES, TMA_TILES, WARPGROUP_TILES, spills
+from tir_kernels.fusion.gemm.sizes.configs import TAILS, TILES, TMA_TILES, WARPGROUP_TILES, spills
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
 from tir_kernels.fusion.problem import ACTIVATIONS, GATE_COLUMNS, STATISTICS_COLUMNS, GemmProblem, Norm, Step
 from tir_kernels.problems.steps_reference import ACTIVATIONS as ACTIVATION_FUNCTIONS
@@ -170,7 +170,13 @@ def gemm_cases() -> list[GemmCase]:
     cases = [(gemm_cuda, *case) for case in [*_products(), *_warpgroup_products(), *_tma_products()]]
     cases += [
         (gemm_cuda, *case)
-        for case in [*_cluster_products(), *_batched_products(), *_gated_products(), *_ragged_products()]
+        for case in [
+            *_tail_products(),
+            *_cluster_products(),
+            *_batched_products(),
+            *_gated_products(),
+            *_ragged_products(),
+        ]
     ]
     cases += [(gemm_cuda, *case) for case in [*_products_of_norms(), *_products_with_normed()]]
     cases += [(gemm_norm_cuda, *case) for case in [*_norms(), *_warpgroup_norms()]]
@@ -248,10 +254,30 @@ def _tma_products():
     return cases
 
 
+def _tail_products():
+    """Narrower tiles after whole waves: one wave and more, whole tiles and ragged ones, every width."""
+    cases = []
+    for sizes in ((128, 256, 64, 8, 1, 4), (128, 192, 64, 8, 1, 5), (128, 160, 64, 8, 1, 6), (256, 128, 64, 8, 1, 4)):
+        configs = [tma_config(*sizes, tail_n=n) for n in TAILS[GemmConfig(*sizes).tile]]
+        cases += [(problem(9712, 768, 768, steps=(BIAS, GELU)), config) for config in configs]
+        cases += [(problem(8499, 1288, 520, "bfloat16", (BIAS, RESIDUAL)), config) for config in configs]
+    for sizes in ((192, 192, 64, 12, 1, 4), (192, 128, 64, 12, 1, 4)):
+        configs = [tma_config(*sizes, tail_n=n) for n in TAILS[GemmConfig(*sizes).tile]]
+        cases += [(problem(m, n, 520, "bfloat16", (BIAS,)), c) for m, n in ((9712, 768), (8499, 1288)) for c in configs]
+    wide, narrow = (tma_config(128, 256, 64, 8, 1, 4, tail_n=n) for n in (192, 64))
+    return cases + [
+        (problem(8499, 1288, 520, steps=(BIAS, RESIDUAL), w_layout="kn"), wide),
+        (problem(4096, 1536, 768, gate="silu", gate_bias=True), narrow),
+        (problem(8499, 1287, 520, steps=(BIAS,)), wide),
+    ]
+
+
 def _cluster_products():
     """Whole tiles and ragged ones, the last split shorter than the others."""
     cases = []
-    for sizes in ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2)):
+    small = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
+    large = ((128, 128, 64, 8, 1, 6, 2), (128, 192, 64, 8, 1, 5, 2))
+    for sizes in (*small, *large):
         config = warpgroup_config(*sizes, tma=True)
         cases.append((problem(128, 768, 3072, steps=(BIAS, RESIDUAL)), config))
         for w_layout in ("nk", "kn"):
@@ -337,8 +363,8 @@ def _ragged_products():
     return cases + [(problem(128, 505, 1416, steps=(BIAS,)), config) for config in [cluster, others[3]]]
 
 
-def tma_config(*sizes, sets=1) -> GemmConfig:
-    return warpgroup_config(*sizes, tma=True, sets=sets)
+def tma_config(*sizes, **rest) -> GemmConfig:
+    return warpgroup_config(*sizes, tma=True, **rest)
 
 
 def _products_of_norms():

@@ -11,6 +11,9 @@ Kernels that do not take part (copies, another library's) start after the end of
 CTAs that are launched early go to multiprocessors with room.  The CTAs of a matrix product fill the shared memory of
 some multiprocessors and leave others empty, so all early CTAs would go to the empty ones.  Products therefore set
 `FILLS_MULTIPROCESSORS`, and nothing is launched before their CTAs end.
+
+A kernel with `WAITS_ITSELF` waits where it says so, behind what touches no global memory: its barriers are ready then,
+and maps of its operands loaded.
 """
 
 import tvm
@@ -22,6 +25,7 @@ from tir_kernels.cuda.device import gpu_of
 LAUNCH_PARAMETERS = "tirx.kernel_launch_params"
 DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 FILLS_MULTIPROCESSORS = "stof.fills_multiprocessors"  # attribute of a PrimFunc
+WAITS_ITSELF = "stof.waits_itself"  # likewise
 
 
 def can_depend(target: tvm.target.Target | None) -> bool:
@@ -34,13 +38,16 @@ def with_dependent_launches(lower: tvm.transform.Pass) -> tvm.transform.Pass:
 
     @tvm.transform.module_pass(opt_level=0, name="DependentLaunches")
     def passes(mod: tvm.IRModule, _ctx) -> tvm.IRModule:
-        filling = {name.name_hint for name, f in mod.functions.items() if f.attrs.get(FILLS_MULTIPROCESSORS, False)}
+        filling, waiting = (
+            {name.name_hint for name, f in mod.functions.items() if f.attrs.get(attribute, False)}
+            for attribute in (FILLS_MULTIPROCESSORS, WAITS_ITSELF)
+        )
         lowered = lower(_mark(mod))
         for name, function in lowered.functions.items():
             is_kernel = function.attrs.get("tirx.is_global_func", False)
             if is_kernel and DEPENDENT in function.attrs.get(LAUNCH_PARAMETERS, ()):
                 host = str(function.attrs["global_symbol"]).rpartition("_kernel")[0]
-                lowered[name] = _waiting(function, lets_next=host not in filling)
+                lowered[name] = _acting(function, waits=host not in waiting, lets_next=host not in filling)
         return lowered
 
     return passes
@@ -52,8 +59,8 @@ def _mark(function, _mod, _ctx):
     return function.with_attr(LAUNCH_PARAMETERS, [DEPENDENT]) if is_marked else function
 
 
-def _waiting(kernel: tirx.PrimFunc, lets_next: bool) -> tirx.PrimFunc:
-    """The kernel with a wait before everything else; if `lets_next`, it then allows the next launch."""
-    actions = ("wait", "launch_dependents") if lets_next else ("wait",)
+def _acting(kernel: tirx.PrimFunc, waits: bool, lets_next: bool) -> tirx.PrimFunc:
+    """The kernel with a wait before everything else if it `waits`; if `lets_next`, it then allows the next launch."""
+    actions = ["wait"] * waits + ["launch_dependents"] * lets_next
     calls = [tirx.Evaluate(T.ptx[f"griddepcontrol.{action}"]()) for action in actions]
-    return kernel.with_body(tirx.SeqStmt([*calls, kernel.body]))
+    return kernel.with_body(tirx.SeqStmt([*calls, kernel.body])) if calls else kernel

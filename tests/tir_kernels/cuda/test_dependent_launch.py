@@ -1,6 +1,7 @@
 """Which kernels are launched beside the one before them, and what they do first."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,11 +58,22 @@ def test_a_kernel_waits_for_the_one_before_and_lets_the_next_one_start():
     assert lines == {"main_kernel": [WAIT, LAUNCH]}
 
 
-@pytest.mark.parametrize("config", [MMA, WGMMA, TMA], ids=["mma", "wgmma", "tma"])
+@pytest.mark.parametrize("config", [MMA, WGMMA], ids=["mma", "wgmma"])
 def test_a_product_waits_and_lets_nothing_start_beside_it(config):
     source = source_of(gemm_cuda, PRODUCT, config, "sm_90a")
     assert first_lines(source)["main_kernel"][0] == WAIT
     assert LAUNCH not in source
+
+
+@pytest.mark.parametrize("config", [TMA, replace(TMA, splits=2)], ids=["tma", "cluster"])
+def test_barriers_are_readied_before_the_wait_and_memory_is_read_after_it(config):
+    source = source_of(gemm_cuda, PRODUCT, config, "sm_90a")
+    kernel = source[source.rindex("__global__") :]
+    assert kernel.count(WAIT) == 1 and LAUNCH not in source
+    before, after = kernel.split(WAIT)
+    assert "mbarrier_init" in before and "prefetch_tensormap" in before
+    reads = re.compile(r"cp_async_bulk|ld_global|st_global|mbarrier_wait|cluster_arrive")
+    assert not reads.search(before) and reads.search(after)
 
 
 def test_older_gpus_have_no_such_launches():

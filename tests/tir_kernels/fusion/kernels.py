@@ -7,6 +7,7 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned, tensor_map
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
+from tir_kernels.fusion.gemm.sizes.waves import tail_geometry
 from tir_kernels.fusion.gemm.tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
@@ -51,7 +52,10 @@ def run_emulated(
     workspace = [aligned(np.zeros(shape, kind)) for shape, kind in given.workspace]
     arrays |= dict(zip(("partials", "arrivals") if len(workspace) == 2 else ("arrivals",), workspace))
     if getattr(config, "tma", False):
-        arrays |= {f"{name}_map": _tensor_map(problem, config, name, arrays[name]) for name in "aw"}
+        g = GemmGeometry(problem, config)
+        arrays |= {f"{name}_map": _tensor_map(g, name, arrays[name]) for name in "aw"}
+        if config.tail_n:
+            arrays["tail_map"] = _tensor_map(tail_geometry(g), "w", arrays["w"])
     unwritten = [torch.full(shape, torch.nan, dtype=getattr(torch, dtype)) for shape, dtype in problem.outputs]
     outputs = {name: aligned(_bits(x)) for name, x in zip(_outputs(problem), unwritten)}
     kernel = EmulatedKernel(source(template, problem, config, arch_of(config)), folder)
@@ -74,9 +78,9 @@ def run_emulated(
     return results[0]
 
 
-def _tensor_map(problem, config, name: str, array) -> np.ndarray:
+def _tensor_map(g: GemmGeometry, name: str, array) -> np.ndarray:
     """As the emulator wants it."""
-    return tensor_map(array, 0, tensor_map_fields(array.shape, boxes(GemmGeometry(problem, config))[name]))
+    return tensor_map(array, 0, tensor_map_fields(array.shape, boxes(g)[name]))
 
 
 def _outputs(problem) -> list[str]:

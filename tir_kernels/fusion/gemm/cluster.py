@@ -1,9 +1,9 @@
 """The CUDA kernel of a matrix product with few tiles and a deep k: the splits of a tile are a cluster of CTAs (sm_90a).
 
-Each CTA multiplies its range of k as `gemm/tma.py` does, and leaves the sums in its own shared memory.  Then each CTA
-takes a share of the tile: it reads all splits' sums of that share from the others' shared memory, adds them in the
-order of the splits, applies the steps and stores.  So no sum goes through global memory, and no single CTA does the
-whole epilogue while others wait.
+Each CTA multiplies its range of k as `gemm/tma.py` does, and leaves the sums in its own shared memory, where the stages
+were: it takes no second tile.  Then each CTA takes a share of the tile: it reads all splits' sums of that share from
+the others' shared memory, adds them in the order of the splits, applies the steps and stores.  So no sum goes through
+global memory, and no single CTA does the whole epilogue while others wait.
 """
 
 from types import SimpleNamespace
@@ -24,6 +24,8 @@ from tir_kernels.fusion.gemm.tile import tile_of
 from tir_kernels.fusion.gemm.tma import pipeline, tensor_maps
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import VECTOR, Words, match_operands
+
+SUMS_BARRIER = 1  # of the warps that multiply: the stages have been read, and sums may take their place
 
 
 @T.inline
@@ -206,7 +208,8 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
         thread = T.thread_id([g.threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
         state = T.meta_var(stages.state())
-        stages.initialize(base, thread)
+        stages.initialize(base, thread, (a_map, w_map))
+        T.ptx["griddepcontrol.wait"]()
         tile = T.meta_var(tile_of(g, cta))
         row = tile[0] * config.block_m
         column = tile[1] * config.block_n
@@ -231,6 +234,7 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
                 kept = T.meta_var(None)
             sums.begin(row_words, operands, base, rank, thread, row, column, kept)
             stages.consume(acc, state, base, thread, 0, 0, blocks)
+            T.ptx["bar.sync"](T.uint32(SUMS_BARRIER), T.uint32(consumers))
             sums.write(acc, base, operands, rank, thread, row, kept)
             cluster_sync()
             sums.store(base, row_words, operands, out, rank, thread, row, column, statistics)
@@ -238,4 +242,4 @@ def cluster_kernel(problem: GemmProblem, config: GemmConfig, name: str) -> tvm.t
 
     absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
     absent += ["statistics_handle"] * (not problem.statistics)
-    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True)
+    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True, waits=True)

@@ -14,12 +14,15 @@ from tir_kernels.fusion.gemm.products.float32 import float32_warp_products
 from tir_kernels.fusion.gemm.sizes.geometry import GROUP_M, GemmGeometry
 
 
-def tile_of(g: GemmGeometry, cta):
-    """(m tile, n tile) of a CTA: down the rows of a group of `GROUP_M`, then on to the next column."""
-    tile = cta // g.config.splits
-    group = min(GROUP_M, g.m_tiles)
+def tile_of(g: GemmGeometry, cta, m_tiles: int | None = None):
+    """(m tile, n tile) of a CTA: down the rows of a group of `GROUP_M`, then on to the next column.
+
+    `m_tiles` are those to be taken, where they are not all.
+    """
+    tile, m_tiles = cta // g.config.splits, m_tiles or g.m_tiles
+    group = min(GROUP_M, m_tiles)
     first = tile // (group * g.n_tiles) * group
-    rows = group if g.m_tiles % group == 0 else T.min(group, g.m_tiles - first)
+    rows = group if m_tiles % group == 0 else T.min(group, m_tiles - first)
     inside = tile % (group * g.n_tiles)
     return first + inside % rows, inside // rows
 

@@ -29,6 +29,7 @@ from tir_kernels.fusion.gemm.finish.epilogue import epilogue
 from tir_kernels.fusion.gemm.products.wgmma import pin_accumulators, warpgroup_multiply, warpgroup_start
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import BARRIER_BYTES, GemmGeometry
+from tir_kernels.fusion.gemm.sizes.waves import Part, parts, slots_of
 from tir_kernels.fusion.gemm.tile import matrix_row, row_of, tile_of
 from tir_kernels.fusion.problem import GemmProblem
 from tir_kernels.fusion.steps import match_operands
@@ -55,15 +56,19 @@ def grid_size(g: GemmGeometry, gpu: GPU) -> int:
     """CTAs of the grid on a GPU: as many as run at once, at most one a tile; with clusters, one for each split."""
     if g.in_clusters:
         return g.ctas
-    return min(g.ctas, g.ctas_per_multiprocessor * gpu.multiprocessors)
+    return min(g.ctas, slots_of(g, gpu))
 
 
-def tensor_maps(g: GemmGeometry, a, w) -> list:
-    """The maps of a and w, which the host encodes on its stack before each launch; call it while a kernel is parsed."""
+def tensor_maps(g: GemmGeometry, a, w, tail: GemmGeometry | None = None) -> list:
+    """The maps of a and w, and that of w for narrower tiles if their copies differ.
+
+    The host encodes them on its stack before each launch; call it while a kernel is parsed.
+    """
     box = boxes(g)
-    return encoded_maps(
-        g.problem.dtype, a=(a, (g.problem.m, g.problem.k), box["a"]), w=(w, g.problem.w_shape, box["w"])
-    )
+    given = {"a": (a, (g.problem.m, g.problem.k), box["a"]), "w": (w, g.problem.w_shape, box["w"])}
+    if tail is not None and boxes(tail)["w"] != box["w"]:
+        given["tail"] = w, g.problem.w_shape, boxes(tail)["w"]
+    return encoded_maps(g.problem.dtype, **given)
 
 
 def encoded_maps(dtype: str, **operands) -> list:
@@ -78,13 +83,21 @@ def encoded_maps(dtype: str, **operands) -> list:
     return maps
 
 
-def pipeline(g: GemmGeometry, writers: int = 0):
+def prefetch_maps(maps) -> None:
+    """Start to load maps to where copies look for them; call it while a kernel is parsed."""
+    for tensor_map in maps:
+        T.evaluate(T.ptx["prefetch.tensormap"](T.address_of(tensor_map)))
+
+
+def pipeline(g: GemmGeometry, writers: int = 0, frame: GemmGeometry | None = None):
     """Functions of the two sides of the stages: `produce` copies a tile's blocks of k to them, `consume` multiplies.
 
-    `initialize(base, thread)` readies the barriers for the CTA.  `produce`, `consume`, `pass_by` and `skip` advance
-    `state`.  `produce` takes the place of the matrix in w, where w's map has more dimensions than a matrix.  Where
-    threads write a's tile (grouped/gather.py), `writers` of their arrivals complete a stage, too; they use `barrier`,
-    `advance` and `copy_w`.
+    `frame` is the geometry that places stages and barriers, where it is not `g`: that of wider tiles in the same CTA.
+
+    `initialize(base, thread, maps)` readies the barriers for the CTA.  `produce`, `consume`, `pass_by` and `skip`
+    advance `state`.  `produce` takes the place of the matrix in w, where w's map has more dimensions than a matrix.
+    Where threads write a's tile (grouped/gather.py), `writers` of their arrivals complete a stage, too; they use
+    `barrier`, `advance` and `copy_w`.
 
     state[0] is the stage, state[1] the parity of its phase.  A stage's first barrier completes when both operands have
     arrived, its second one when every warp that multiplies has read them.  Each set of warps has one more barrier,
@@ -92,6 +105,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
     tested: a thread that waits for a phase must know that it is the next one.
     """
     config, stages, sets = g.config, g.config.stages, g.config.sets
+    frame = frame or g
     multiply, start = warpgroup_multiply(g), warpgroup_start(g)
     n_rows = g.problem.w_layout == "nk"
 
@@ -102,7 +116,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
         return made
 
     def barrier(base, stage, side: int):
-        return address(base + (g.sync_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
+        return address(base + (frame.sync_offset + side * stages * BARRIER_BYTES) + stage * BARRIER_BYTES)
 
     @T.inline
     def advance(state):
@@ -115,8 +129,9 @@ def pipeline(g: GemmGeometry, writers: int = 0):
     panel_bytes = g.w_tile.panel_bytes
 
     @T.inline
-    def initialize(base, thread):
+    def initialize(base, thread, maps=()):
         if thread == 0:
+            prefetch_maps(maps)
             for i in T.unroll(stages):
                 T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 0), T.uint32(1 + writers))
                 T.ptx["mbarrier.init.shared::cta.b64"](barrier(base, i, 1), T.uint32(config.warps))
@@ -150,7 +165,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
         after = T.meta_var(lambda index: index if matrix is None else matrix + index)
         for block in T.serial(blocks):
             full = barrier(base, state[0], 0)
-            stage = base + state[0] * g.stage_bytes
+            stage = base + state[0] * frame.stage_bytes
             T.cuda.mbarrier_wait(barrier(base, state[0], 1), state[1] ^ 1)
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](full, T.uint32(g.stage_bytes))
             depth = T.meta_var((first + block) * config.block_k)
@@ -181,7 +196,7 @@ def pipeline(g: GemmGeometry, writers: int = 0):
             T.cuda.mbarrier_wait(barrier(base, state[0], 0), state[1])
             if writers > 0:
                 T.ptx["fence.proxy.async.shared::cta"]()  # wgmma reads through the async proxy what threads wrote
-            multiply(acc, a_start + state[0] * g.stage_bytes, w_start + state[0] * g.stage_bytes, block > 0)
+            multiply(acc, a_start + state[0] * frame.stage_bytes, w_start + state[0] * frame.stage_bytes, block > 0)
             if meanwhile is not None:
                 if block == 0:
                     meanwhile()
@@ -226,13 +241,71 @@ def pipeline(g: GemmGeometry, writers: int = 0):
     )
 
 
+def tile_loops(part: Part, frame: GemmGeometry, grid: int):
+    """Functions that take a CTA's tiles of a part in turn: `produce` copies what they need, `consume` computes them.
+
+    `first` is a CTA's first tile, counted within the part; the next ones follow at distances of `grid`.  `frame` is the
+    geometry that places stages, barriers and staging memory.
+    """
+    g, stages, finish = part.g, pipeline(part.g, frame=frame), epilogue(part.g)
+    config, sets = g.config, g.config.sets
+    has_row_norm = g.problem.row_norm is not None
+
+    def place_in_frame(thread):
+        """Bytes from where the epilogue of `g` alone would stage a warp's rows to the warp's place in the frame.
+
+        No warp waits for another one, so beside this tile's epilogue another warp may be in that of a wider tile.
+        """
+        if frame is g:
+            return 0
+        return frame.staging_offset - g.staging_offset + thread // 32 * (frame.staging_bytes - g.staging_bytes)
+
+    @T.inline
+    def produce(state, base, a_map, w_map, first, tiles):
+        for i in T.serial(tiles):
+            tile = T.meta_var(tile_of(g, first + i * grid, part.strips))
+            row = T.meta_var(row_of(g, part.first + tile[0]))
+            column = T.meta_var(tile[1] * config.block_n)
+            stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks)
+
+    @T.inline
+    def consume(acc, state, base, thread, own_set, operands, out, statistics, first, tiles):
+        row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
+        own_thread = T.meta_var(thread % (32 * config.warps))
+        if has_row_norm:
+            kept = T.alloc_local([finish.kept_size], "float32")
+            normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
+        else:
+            kept = T.meta_var(None)
+            normed = T.meta_var(None)
+        stages.skip(state, own_set * g.k_blocks)
+        for i in T.serial((tiles + (sets - 1) - own_set) // sets):
+            tile = T.meta_var(tile_of(g, first + (i * sets + own_set) * grid, part.strips))
+            row = row_of(g, part.first + tile[0])
+            column = tile[1] * config.block_n
+            finish.begin(row_words, operands, own_thread, row, column, kept, normed)
+            if has_row_norm:
+                meanwhile = T.meta_var(lambda: finish.meanwhile(operands, own_thread, row, kept, normed))
+            else:
+                meanwhile = T.meta_var(None)
+            stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks, meanwhile)
+            staging = base + own_set * (config.warps * g.staging_bytes) + place_in_frame(thread)
+            finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, kept, normed)
+            stages.skip(state, (sets - 1) * g.k_blocks)
+
+    return SimpleNamespace(produce=produce, consume=consume)
+
+
 def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) -> tvm.tirx.PrimFunc:
     """The kernel; arguments a, w, `problem.operands`, out, and statistics if the problem has them."""
     g = GemmGeometry(problem, config)
-    finish = epilogue(g)
-    stages = pipeline(g)
-    set_threads, sets = 32 * config.warps, config.sets
     grid = grid_size(g, gpu)
+    head, *rest = parts(g, grid)
+    wide, stages = tile_loops(head, g, grid), pipeline(g)
+    tail, tail_g = (rest[0], rest[0].g) if rest else (None, None)
+    if tail is not None:
+        narrow = tile_loops(tail, g, grid)
+    set_threads, sets = 32 * config.warps, config.sets
     registers = consumer_registers(g.threads, g.ctas_per_multiprocessor)
     trades_registers = registers > even_registers(g.threads, g.ctas_per_multiprocessor)
 
@@ -254,7 +327,8 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
         operands = T.meta_var(match_operands((handle0, handle1, handle2, handle3, handle4, handle5), problem.operands))
         out = T.match_buffer(out_handle, (problem.m, problem.n), problem.dtype, align=16)
         statistics = T.meta_var(match_optional("statistics", statistics_handle, *problem.outputs[-1], align=16))
-        a_map, w_map = T.meta_var(tensor_maps(g, a, w))
+        maps = T.meta_var(tensor_maps(g, a, w, tail_g))
+        a_map, w_map = maps[:2]
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": g.ctas_per_multiprocessor})
@@ -262,45 +336,28 @@ def tma_kernel(problem: GemmProblem, config: GemmConfig, name: str, gpu: GPU) ->
         thread = T.thread_id([g.threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
         state = T.meta_var(stages.state())
-        stages.initialize(base, thread)
-        tiles = (g.ctas + grid - 1 - cta) // grid
+        stages.initialize(base, thread, maps)
+        T.ptx["griddepcontrol.wait"]()
+        tiles = (head.tiles + grid - 1 - cta) // grid
+        if tail is not None:
+            first = cta + tiles * grid - head.tiles  # of the tail's tiles: CTAs go on where they are in the last wave
+            tail_tiles = (tail.tiles + grid - 1 - first) // grid
         if thread >= sets * set_threads:
             if trades_registers:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
             if thread == sets * set_threads:
-                for i in T.serial(tiles):
-                    tile = T.meta_var(tile_of(g, cta + i * grid))
-                    row = T.meta_var(row_of(g, tile[0]))
-                    column = T.meta_var(tile[1] * config.block_n)
-                    stages.produce(state, base, a_map, w_map, row, column, 0, g.k_blocks)
+                wide.produce(state, base, a_map, w_map, cta, tiles)
+                if tail is not None:
+                    narrow.produce(state, base, a_map, maps[-1], first, tail_tiles)
         else:
             if trades_registers:
                 T.ptx["setmaxnreg.inc.sync.aligned.u32"](registers)
             acc = T.alloc_local([4 * g.row_tiles * g.col_tiles], "float32")
-            row_words = T.alloc_local([max(finish.row_size, 1)], "uint32")
             own_set = thread // set_threads
-            own_thread = T.meta_var(thread % set_threads)
-            if problem.row_norm is not None:
-                kept = T.alloc_local([finish.kept_size], "float32")
-                normed = base + g.row_norm_offset + thread // 32 * g.row_norm_bytes
-            else:
-                kept = T.meta_var(None)
-                normed = T.meta_var(None)
-            stages.skip(state, own_set * g.k_blocks)
-            for i in T.serial((tiles + (sets - 1) - own_set) // sets):
-                tile = T.meta_var(tile_of(g, cta + (i * sets + own_set) * grid))
-                row = row_of(g, tile[0])
-                column = tile[1] * config.block_n
-                finish.begin(row_words, operands, own_thread, row, column, kept, normed)
-                if problem.row_norm is not None:
-                    meanwhile = T.meta_var(lambda: finish.meanwhile(operands, own_thread, row, kept, normed))
-                else:
-                    meanwhile = T.meta_var(None)
-                stages.consume(acc, state, base, own_thread, own_set, i, g.k_blocks, meanwhile)
-                staging = base + own_set * (config.warps * g.staging_bytes)
-                finish.store(acc, staging, own_thread, row_words, operands, out, row, column, statistics, kept, normed)
-                stages.skip(state, (sets - 1) * g.k_blocks)
+            wide.consume(acc, state, base, thread, own_set, operands, out, statistics, cta, tiles)
+            if tail is not None:
+                narrow.consume(acc, state, base, thread, own_set, operands, out, statistics, first, tail_tiles)
 
     absent = [f"handle{i}" for i in range(len(problem.operands), 6)]
     absent += ["statistics_handle"] * (not problem.statistics)
-    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True)
+    return finished(kernel, f"{name}_{config.symbol}", absent, fills=True, waits=True)

@@ -31,6 +31,7 @@ def config(*sizes, **rest):
     [
         ((64, 64, 64, 4, 1, 3, 4), "nk"),
         ((64, 128, 64, 4, 1, 4, 2), "kn"),
+        ((128, 192, 64, 8, 1, 5, 2), "nk"),
     ],
     ids=str,
 )
@@ -47,7 +48,7 @@ def test_clusters_are_of_two_or_four_have_one_set_and_room_for_their_sums():
 
     assert is_legal(64, 128, 64, 4, 1, 6, 2) and is_legal(64, 128, 64, 4, 1, 6, 4)
     assert not is_legal(64, 128, 64, 4, 1, 6, 3)
-    assert not is_legal(128, 128, 64, 8, 1, 6, 4)  # no room for 128 rows of 128 sums beside 6 stages
+    assert is_legal(128, 192, 64, 8, 1, 5, 2) and not is_legal(128, 192, 64, 8, 1, 6, 2)  # as without clusters
     assert not is_legal(128, 128, 64, 4, 1, 3, 2, sets=2)
     assert is_legal(64, 96, 64, 4, 1, 4, 2) and not is_legal(64, 96, 64, 4, 1, 4, 4)  # 768 vectors, 4 × 128 threads
 

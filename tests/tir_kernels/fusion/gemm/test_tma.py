@@ -11,6 +11,7 @@ from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import tma as gemm_tma
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
+from tir_kernels.fusion.gemm.sizes.waves import parts
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 
 BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
@@ -70,6 +71,29 @@ def test_a_cta_takes_several_tiles(sizes, sets, k, monkeypatch, tmp_path):
     one = config(*sizes, sets=sets)
     g = GemmGeometry(given, one)
     assert g.ctas > 4 * ctas_of(g)
+    assert_emulated(gemm_cuda, given, one, tmp_path)
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    "sizes, tail_n, multiprocessors, w_layout, steps",
+    [
+        # Strips of three tiles: three of five strips fill a wave of 9 CTAs.
+        ((64, 128, 64, 4, 1, 10), 64, 9, "nk", (BIAS, GELU)),
+        ((64, 128, 64, 4, 1, 10), 96, 9, "nk", (BIAS, RESIDUAL)),
+        ((64, 128, 64, 4, 1, 10), 64, 9, "kn", (BIAS,)),
+        # Two of five strips for 8 CTAs, two of which begin with narrow tiles.
+        ((64, 128, 64, 4, 1, 10), 96, 8, "nk", ()),
+        # Three of four strips for two waves of 5 CTAs, one of which has a narrow tile in its second turn.
+        ((192, 128, 64, 12, 1, 4), 64, 5, "nk", (BIAS,)),
+    ],
+)
+def test_narrow_tiles_after_whole_waves(sizes, tail_n, multiprocessors, w_layout, steps, monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=multiprocessors)])
+    rows = 3 * 192 + 16 if sizes[0] == 192 else 4 * 64 + 24
+    given, one = problem(rows, 296, 136, "bfloat16", steps, w_layout=w_layout), config(*sizes, tail_n=tail_n)
+    g = GemmGeometry(given, one)
+    assert g.ctas_per_multiprocessor == 1 and len(parts(g, multiprocessors)) == 2
     assert_emulated(gemm_cuda, given, one, tmp_path)
 
 

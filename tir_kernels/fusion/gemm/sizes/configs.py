@@ -7,6 +7,7 @@ from tir_kernels.cuda.device import GPU, gpu_of, has_wgmma
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GemmGeometry, legal
+from tir_kernels.fusion.gemm.sizes.waves import may_have_tail
 from tir_kernels.fusion.problem import GemmProblem
 
 # (block_m, block_n, warps_m, warps_n).  Wide tiles read less memory; with narrow ones, small products fill the GPU.
@@ -68,7 +69,17 @@ TMA_TILES = (
     (64, 192, 4, 1, 2),
     (64, 32, 4, 1, 1),
 )
-CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1))  # tiles whose sums a cluster of CTAs shares, if k is split
+# Columns of the tiles that may follow whole waves of those of TMA_TILES (`waves.py`).
+TAILS = {
+    (128, 256, 8, 1): (64, 96, 128, 160, 192),
+    (128, 192, 8, 1): (64, 96, 128),
+    (128, 160, 8, 1): (64, 96, 128),
+    (192, 192, 12, 1): (64, 96, 128),
+    (192, 128, 12, 1): (64, 96),
+    (256, 128, 8, 1): (64, 96),
+}
+# Tiles whose sums a cluster of CTAs shares, if k is split.
+CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1), (128, 128, 8, 1), (128, 192, 8, 1))
 # (block_m, block_n, block_k, warps_m, warps_n, stages, splits), each within 2 % of the fastest somewhere in the sweeps
 # that the time model was fitted to.  Defaults come from these lists, because the model cannot judge other tiles.
 _MMA = (
@@ -128,7 +139,13 @@ _TMA = (
     (128, 96, 64, 8, 1, 6),
     (128, 192, 64, 8, 1, 5),
 )
-_CLUSTERS = ((64, 64, 64, 4, 1, 5, 2), (64, 64, 64, 4, 1, 5, 4), (64, 128, 64, 4, 1, 6, 2))
+_CLUSTERS = (
+    (64, 64, 64, 4, 1, 5, 2),
+    (64, 64, 64, 4, 1, 5, 4),
+    (64, 128, 64, 4, 1, 6, 2),
+    (128, 128, 64, 8, 1, 6, 2),
+    (128, 192, 64, 8, 1, 5, 2),
+)
 _TMA_SETS = ((128, 128, 64, 4, 1, 6), (64, 256, 64, 4, 1, 4), (128, 112, 64, 4, 1, 6))
 # Those that were timed with one matrix of w only, not with groups of rows that have one each.
 _TMA_ONE_MATRIX = ((128, 160, 64, 8, 1, 6), (192, 128, 64, 12, 1, 4), (192, 192, 64, 12, 1, 4), (64, 32, 64, 4, 1, 8))
@@ -145,6 +162,7 @@ MEASURED = (
     | {GemmConfig(*sizes, warpgroup=True, tma=True) for sizes in _TMA_ONE_MATRIX}
     | {GemmConfig(*sizes, warpgroup=True, tma=True, sets=2) for sizes in _TMA_SETS_ONE_MATRIX}
 )
+MEASURED |= {replace(c, tail_n=n) for c in MEASURED if c.tma and c.splits == c.sets == 1 for n in TAILS.get(c.tile, ())}
 BLOCK_K = (32, 64)
 STAGES = (2, 3, 4, 5, 6, 7, 8, 12)
 # The same in float32, whose elements are twice as large: tiles that spill no register in either mode.  None was timed:
@@ -218,14 +236,18 @@ def _legal_configs(problem: GemmProblem, gpu: GPU, limit: int, for_warpgroups: b
         ]
     geometries = (GemmGeometry(problem, config) for config in candidates)
     found = [replace(g.config, splits=s) for g in geometries if legal(g, limit) for s in splits_of(g, gpu)]
-    # The sums of a cluster's splits need shared memory of their own.
+    # Not every tile divides among the threads of a cluster.
     found = [c for c in found if not (c.tma and c.splits > 1) or legal(GemmGeometry(problem, c), limit)]
+    measured = [GemmGeometry(problem, c) for c in found if c in MEASURED and c.tile in TAILS]
+    found += [
+        replace(g.config, tail_n=n) for g in measured for n in TAILS[g.config.tile] if may_have_tail(g, n, gpu, limit)
+    ]
     return tuple(config for config in found if not spills(config, problem))
 
 
 def spills(config: GemmConfig, problem: GemmProblem) -> bool:
     """Whether a kernel of this configuration needs more registers than a thread has."""
-    tile = config.block_m, config.block_n, config.warps_m, config.warps_n
+    tile = config.tile
     if problem.statistics and problem.row_norm is not None and config.warpgroup:
         # Sums, residual, columns and statistics of several rows are in registers at the same time.
         if not config.tma or tile == (128, 256, 8, 1):
@@ -257,8 +279,7 @@ def splits_of(g: GemmGeometry, gpu: GPU) -> list[int]:
     found = [s for s in SPLITS if s == 1 or _even(g.k_blocks, s)]
     if not g.config.tma:
         return found
-    tile = g.config.block_m, g.config.block_n, g.config.warps_m, g.config.warps_n
-    clusters = CLUSTERS if tile in CLUSTER_TILES else ()
+    clusters = CLUSTERS if g.config.tile in CLUSTER_TILES else ()
     return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= enough]
 
 

@@ -20,9 +20,10 @@ With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles
     tile     = blocks * block * the tile's rate + elements of a warp * epilogue
     waves    = rounds * tile + start
 
-If CTAs or sets of warps take turns, a tile takes half of that, but no less than its products.  If a tile's splits are
-a cluster, each of its CTAs has a share of the epilogue, and merge is the wait for the other CTAs and the reading of all
-splits' sums of that share.
+Rounds of wide tiles and of narrower ones after them (`waves.py`) have a tile's time each.  If CTAs or sets of warps
+take turns, a tile takes half of that, but no less than its products.  If a tile's splits are a cluster, each of its
+CTAs has a share of the epilogue, and merge is the wait for the other CTAs and the reading of all splits' sums of that
+share.
 
 Several CTAs may read the same part of the larger operand before it is in the L2 cache: a share of these reads is added
 to memory.
@@ -45,6 +46,7 @@ from tir_kernels.fusion.gemm.sizes.geometry import (
     GemmGeometry,
     operand_bytes,
 )
+from tir_kernels.fusion.gemm.sizes.waves import parts, tail_turns
 from tir_kernels.fusion.problem import GemmProblem, Step
 
 TMA_WARPS = 8  # of a tile, for which `element` holds where a tile's warps store one part after another
@@ -225,6 +227,13 @@ class Model:
         self.resident = max(1, fits)
         self.last_resident = -(-rest // gpu.multiprocessors)
         self.tiles = -(-g.ctas // gpu.multiprocessors)
+        self.tail: Model | None = None
+        if config.tail_n:
+            head, *narrower = parts(g, slots)
+            for part in narrower:
+                self.tiles = -(-head.tiles // slots)
+                self.tail = Model(part.g, gpu)
+                self.tail.tiles = tail_turns(head, part, slots)
         self.blocks = g.blocks_per_split
         self.products = config.block_m * config.block_n * config.block_k
         self.products *= mma_time(g.problem.dtype, g.problem.float32)
@@ -251,7 +260,8 @@ class Model:
     def us(self, c: Coefficients) -> float:
         """Predicted microseconds; see the module's description."""
         if self.config.tma:
-            return c.launch + soft_max(c.soft, self._rounds(c), self.memory + c.again * self.shared_reads)
+            waves = self._rounds(c) + c.start
+            return c.launch + soft_max(c.soft, waves, self.memory + c.again * self.shared_reads)
         work = c.product * self.products + c.shared * self.shared
         latency = soft_max(c.soft, c.wait, c.copy / self.ahead)
 
@@ -279,7 +289,8 @@ class Model:
             if together > 1:
                 tile = soft_max(c.soft, products, tile / 2)
         merge = (c.merge + c.read * self.merged) * (self.splits > 1)
-        return self.tiles * (tile + merge) + c.start
+        after = 0.0 if self.tail is None else self.tail._rounds(c)
+        return self.tiles * (tile + merge) + after
 
 
 def predict_gemv_us(problem, gpu: GPU) -> float:

@@ -234,8 +234,8 @@ class GemmGeometry:
 
     @property
     def staging_offset(self) -> int:
-        """Offset of the staging memory: at the stages, or behind them if they stay in use."""
-        return self.config.stages * self.stage_bytes if self.config.tma else 0
+        """Offset of the staging memory: at the stages, or behind them if they stay in use for a next tile."""
+        return self.config.stages * self.stage_bytes if self.config.tma and not self.in_clusters else 0
 
     @property
     def sync_offset(self) -> int:

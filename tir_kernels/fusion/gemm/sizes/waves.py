@@ -1,0 +1,60 @@
+"""Tiles of two widths for one product: wide ones in whole waves, narrower ones for the rows that are left.
+
+A grid of as many CTAs as run at once takes the tiles of a product in turn.  If the last turn has tiles for some CTAs
+only, the others idle for as long as a tile takes: 9,712 rows by 768 columns are 228 tiles of 128 × 256, two turns of
+132 CTAs for the work of 1.73.  With `GemmConfig.tail_n`, the wide tiles cover as many rows as fill whole turns, and
+the rest has tiles of `tail_n` columns, which divide it among all CTAs: there, one turn of 132 wide tiles and one of 128
+tiles of 128 × 192.  No tile is cut along k, so no partial sums are written.
+"""
+
+from dataclasses import dataclass, replace
+
+from tir_kernels.cuda.device import GPU
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
+
+
+@dataclass(frozen=True)
+class Part:
+    """`strips` of block_m rows from strip `first` on, all of whose tiles have the shape of `g`."""
+
+    g: GemmGeometry
+    first: int
+    strips: int
+
+    @property
+    def tiles(self) -> int:
+        return self.strips * self.g.n_tiles
+
+
+def slots_of(g: GemmGeometry, gpu: GPU) -> int:
+    """CTAs that run at once on a GPU."""
+    return g.ctas_per_multiprocessor * gpu.multiprocessors
+
+
+def parts(g: GemmGeometry, slots: int) -> tuple[Part, ...]:
+    """The parts of a product on a grid of `slots` CTAs: one, or wide tiles and narrower ones after them."""
+    strips = g.m_tiles * g.n_tiles // slots * slots // g.n_tiles
+    if not g.config.tail_n or strips in (0, g.m_tiles):
+        return (Part(g, 0, g.m_tiles),)
+    return Part(g, 0, strips), Part(tail_geometry(g), strips, g.m_tiles - strips)
+
+
+def tail_geometry(g: GemmGeometry) -> GemmGeometry:
+    """The sizes of the narrower tiles, as if all were of this kind."""
+    return GemmGeometry(g.problem, replace(g.config, block_n=g.config.tail_n, tail_n=0))
+
+
+def tail_turns(head: Part, tail: Part, slots: int) -> int:
+    """Turns in which CTAs take narrower tiles; CTAs without a wide tile in its last turn begin with them there."""
+    return -(-(head.tiles + tail.tiles) // slots) - head.tiles // slots - (head.tiles % slots > 0)
+
+
+def may_have_tail(g: GemmGeometry, tail_n: int, gpu: GPU, shared_limit: int) -> bool:
+    """Whether tiles of `tail_n` columns after whole waves of `g`'s are possible and divide the rest otherwise."""
+    problem, config = g.problem, g.config
+    alone = config.tma and config.sets == config.splits == 1 and g.ctas_per_multiprocessor == 1
+    if not alone or problem.batch > 1 or problem.norm is not None or problem.defers_norm:
+        return False
+    with_tail = GemmGeometry(problem, replace(config, tail_n=tail_n))
+    found = parts(with_tail, slots_of(g, gpu))
+    return len(found) == 2 and legal(found[1].g, shared_limit)
