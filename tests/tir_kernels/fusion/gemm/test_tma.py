@@ -11,7 +11,7 @@ from tir_kernels.fusion.gemm import gemm as gemm_cuda
 from tir_kernels.fusion.gemm import tma as gemm_tma
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
-from tir_kernels.fusion.gemm.sizes.waves import parts
+from tir_kernels.fusion.gemm.sizes.waves import may_have_tail, parts
 from tir_kernels.fusion.problem import GemmProblem, Norm, Step
 
 BIAS, GELU, RESIDUAL = Step("add", "row"), Step("gelu"), Step("add", "matrix")
@@ -95,6 +95,23 @@ def test_narrow_tiles_after_whole_waves(sizes, tail_n, multiprocessors, w_layout
     g = GemmGeometry(given, one)
     assert g.ctas_per_multiprocessor == 1 and len(parts(g, multiprocessors)) == 2
     assert_emulated(gemm_cuda, given, one, tmp_path)
+
+
+def test_what_may_have_narrow_tiles():
+    def may(tail_n, sizes=(128, 256, 64, 8, 1, 4), multiprocessors=132, **rest):
+        gpu = replace(device.H200, multiprocessors=multiprocessors)
+        given = problem(**{"m": 9712, "n": 768, "k": 768} | rest)
+        return may_have_tail(GemmGeometry(given, config(*sizes)), tail_n, gpu, SHARED_LIMIT)
+
+    assert may(192) and may(64) and may(64, gate="silu", steps=())
+    assert not may(192, m=5632)  # whole waves
+    assert not may(192, m=4096)  # none
+    assert not may(96, w_layout="kn") and may(128, w_layout="kn")
+    assert not may(192, statistics=True)
+    assert not may(192, m=9712 * 3, batch=3)
+    # A warp of 160 columns passes 32 of them at a time through shared memory, one of 64 all of them.
+    assert may(96, (128, 160, 64, 8, 1, 6)) and not may(64, (128, 160, 64, 8, 1, 6))
+    assert not may(64, (64, 128, 64, 4, 1, 4))  # two CTAs a multiprocessor
 
 
 @needs_gxx

@@ -56,5 +56,6 @@ def may_have_tail(g: GemmGeometry, tail_n: int, gpu: GPU, shared_limit: int) -> 
     if not alone or problem.batch > 1 or problem.norm is not None or problem.defers_norm:
         return False
     with_tail = GemmGeometry(problem, replace(config, tail_n=tail_n))
-    found = parts(with_tail, slots_of(g, gpu))
-    return len(found) == 2 and legal(found[1].g, shared_limit)
+    head, *tail = parts(with_tail, slots_of(g, gpu))
+    # A warp has as much room for its results on their way to memory as the wide tiles need.
+    return any(legal(part.g, shared_limit) and part.g.staging_bytes <= head.g.staging_bytes for part in tail)
