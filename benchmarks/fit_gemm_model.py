@@ -28,12 +28,13 @@ from benchmarks.products.cases import ProductCase
 from tir_kernels.cuda.device import H200
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED  # noqa: E402
-from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_TMA, FITTED_TMA_BEFORE, FITTED_WGMMA, Model, tile_of  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.cost import FITTED, FITTED_CLUSTERS, FITTED_TMA, FITTED_WGMMA, Model, tile_of  # noqa: E402
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry  # noqa: E402
+from tir_kernels.fusion.gemm.sizes.waves import may_have_tail  # noqa: E402
 from tir_kernels.fusion.problem import GemmProblem, Step  # noqa: E402
 
 ROWS = Path(__file__).parent / "results" / "nvidia-h200" / "gemm_configurations.json"
-COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA, "cluster": FITTED_TMA_BEFORE}
+COMMITTED = {"mma": FITTED, "wgmma": FITTED_WGMMA, "tma": FITTED_TMA, "cluster": FITTED_CLUSTERS}
 # Those of mma.sync were fitted to products with norms too, those of clusters before the model knew warps; they stay.
 FREE = {
     "wgmma": ("start", "product", "shared", "wait", "copy", "element", "merge", "read", "soft"),
@@ -42,10 +43,12 @@ FREE = {
 ABSOLUTE = 0.3  # weight of a group's mean error, beside that of the errors within the group
 NEAR_BEST = 0.25  # a configuration that is slower than the best by this share weighs 1/e of the best
 LEAST_WEIGHT = 0.05
+SHARED_LIMIT = 232448  # bytes of a CTA of an H200
 SHOWN = 1.03  # regrets of a problem that are printed
 PRIOR = 0.02  # weight of a coefficient's logarithm staying where it was
 RATE_PRIOR = 0.3  # the same for the rates of tiles, which stay near 1 where little was timed
 MOST_EVALUATIONS = 60
+OPTIONAL = {"sets": r"(\d+) sets", "splits": r"(\d+) splits", "tail_n": r"then \d+x(\d+)"}  # of a label
 
 
 def kind_of(config: GemmConfig) -> str:
@@ -57,9 +60,15 @@ def kind_of(config: GemmConfig) -> str:
 def parse_label(label: str) -> GemmConfig:
     """The configuration that `GemmConfig.label` names."""
     sizes = [int(n) for n in re.match(r"(\d+)x(\d+)x(\d+) (\d+)x(\d+) warps (\d+) stages", label).groups()]
-    sets, splits = (re.search(rf"(\d+) {name}", label) for name in ("sets", "splits"))
+    found = {name: re.search(text, label) for name, text in OPTIONAL.items()}
     config = GemmConfig(*sizes, warpgroup="wgmma" in label, tma="tma" in label)
-    return replace(config, sets=int(sets[1]) if sets else 1, splits=int(splits[1]) if splits else 1)
+    return replace(config, **{name: int(number[1]) for name, number in found.items() if number})
+
+
+def is_proposed(problem: GemmProblem, config: GemmConfig) -> bool:
+    """Whether a build without logs may choose a configuration."""
+    wide = GemmGeometry(problem, replace(config, tail_n=0))
+    return config in MEASURED and (not config.tail_n or may_have_tail(wide, config.tail_n, H200, SHARED_LIMIT))
 
 
 class Group:
@@ -84,10 +93,10 @@ class Group:
         return np.append(np.sqrt(self.weights) * (error - mean), ABSOLUTE * mean * np.sqrt(self.weights.sum()))
 
     def regret(self, coefficients, warpgroup: bool) -> float | None:
-        """Time of the model's choice among `MEASURED` over the best, with or without warpgroups; None without one."""
+        """Time of the model's choice among what is proposed over the best, with or without warpgroups; None without one."""
         allowed = np.array([c.warpgroup or not warpgroup for c in self.configs])
         allowed &= np.array([warpgroup or not c.warpgroup for c in self.configs])
-        proposed = allowed & np.array([c in MEASURED for c in self.configs])
+        proposed = allowed & np.array([is_proposed(self.problem, c) for c in self.configs])
         if proposed.sum() < 2:
             return None
         chosen = np.argmin(np.where(proposed, self.predicted(coefficients), np.inf))

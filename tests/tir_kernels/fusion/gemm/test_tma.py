@@ -106,6 +106,7 @@ def test_what_may_have_narrow_tiles():
     assert may(192) and may(64) and may(64, gate="silu", steps=())
     assert not may(192, m=5632)  # whole waves
     assert not may(192, m=4096)  # none
+    assert may(192, k=320) and not may(192, k=256)
     assert not may(96, w_layout="kn") and may(128, w_layout="kn")
     assert not may(192, statistics=True)
     assert not may(192, m=9712 * 3, batch=3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from tir_kernels.cuda.device import GPU, gpu_of, has_wgmma
 from tir_kernels.cuda.shared_tiles import PANEL
 from tir_kernels.fusion.gemm.sizes.config import GemmConfig
-from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GemmGeometry, legal
+from tir_kernels.fusion.gemm.sizes.geometry import CLUSTERS, GROUP_WARPS, GemmGeometry, legal
 from tir_kernels.fusion.gemm.sizes.waves import may_have_tail
 from tir_kernels.fusion.problem import GemmProblem
 
@@ -280,7 +280,9 @@ def splits_of(g: GemmGeometry, gpu: GPU) -> list[int]:
     if not g.config.tma:
         return found
     clusters = CLUSTERS if g.config.tile in CLUSTER_TILES else ()
-    return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= enough]
+    # Large tiles are split for products that have not one for every second multiprocessor.
+    most = enough if g.config.warps == GROUP_WARPS else gpu.multiprocessors
+    return [s for s in found if s == 1 or s in clusters and g.m_tiles * g.n_tiles * s <= most]
 
 
 def _even(k_blocks: int, splits: int) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from tir_kernels.cuda.device import GPU
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry, legal
 
+LEAST_BLOCKS = 5  # of k: stores bind what is shallower, and sets of warps that take turns hide them better
+
 
 @dataclass(frozen=True)
 class Part:
@@ -52,6 +54,8 @@ def tail_turns(head: Part, tail: Part, slots: int) -> int:
 def may_have_tail(g: GemmGeometry, tail_n: int, gpu: GPU, shared_limit: int) -> bool:
     """Whether tiles of `tail_n` columns after whole waves of `g`'s are possible and divide the rest otherwise."""
     problem, config = g.problem, g.config
+    if g.k_blocks < LEAST_BLOCKS:
+        return False
     alone = config.tma and config.sets == config.splits == 1 and g.ctas_per_multiprocessor == 1
     if not alone or problem.batch > 1 or problem.norm is not None or problem.defers_norm:
         return False
