@@ -93,7 +93,7 @@ class Group:
         return np.append(np.sqrt(self.weights) * (error - mean), ABSOLUTE * mean * np.sqrt(self.weights.sum()))
 
     def regret(self, coefficients, warpgroup: bool) -> float | None:
-        """Time of the model's choice among what is proposed over the best, with or without warpgroups; None without one."""
+        """Time of the model's choice over the best, with or without warpgroups; None where it has none."""
         allowed = np.array([c.warpgroup or not warpgroup for c in self.configs])
         allowed &= np.array([warpgroup or not c.warpgroup for c in self.configs])
         proposed = allowed & np.array([is_proposed(self.problem, c) for c in self.configs])
