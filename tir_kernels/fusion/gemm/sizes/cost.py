@@ -70,6 +70,7 @@ class Coefficients:
     soft: float  # p
     again: float = 0.0  # the share of the memory's time when a further CTA reads what another has just asked for
     rates: dict = field(default_factory=dict)  # (block_m, block_n, warps, sets): a tile's time over the model's
+    two_widths: float = 1.0  # time of waves of wide and of narrower tiles over the model's
     hidden: float = 0.0  # the share of an epilogue beside other warps' products, where sets of warps are not counted
 
 
@@ -126,6 +127,7 @@ FITTED_TMA = replace(
     read=6.64e-5,
     soft=2.11,
     again=0.0756,
+    two_widths=1.01,
     rates={
         (64, 32, 4, 1): 0.95,
         (64, 64, 4, 1): 1.108,
@@ -295,8 +297,8 @@ class Model:
             if together > 1:
                 tile = soft_max(c.soft, products, tile / 2)
         merge = (c.merge + c.read * self.merged) * (self.splits > 1)
-        after = 0.0 if self.tail is None else self.tail._rounds(c)
-        return self.tiles * (tile + merge) + after
+        wide = self.tiles * (tile + merge)
+        return wide if self.tail is None else c.two_widths * (wide + self.tail._rounds(c))
 
 
 def predict_gemv_us(problem, gpu: GPU) -> float:
