@@ -31,6 +31,15 @@ def pytest_runtestloop(session):
         rare_collections()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Nor through what the tests of a file left in caches: compiling a kernel collects whatever is not frozen."""
+    result = yield
+    if nextitem is not None and nextitem.path != item.path:  # the file's fixtures are gone
+        rare_collections()
+    return result
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory):
     """No test reads kernels that an earlier run left in the user's cache; the workers of one run share theirs."""

@@ -18,9 +18,31 @@ from tests.models.running import compile_imported
 from tests.relax_passes.attention.spelled import AllSpellings, inputs
 
 
+@tvm.instrument.pass_instrument
+class WellFormed(WellFormedInstrument):
+    """Skips a module whose functions are the very ones that it has just checked: what a pass returned is the input of
+    the next, and most passes within passes change nothing.
+
+    Functions that are kept here are not changed: whoever changes one that is shared makes a new one.
+    """
+
+    checked = ()
+
+    def _check(self, mod, pass_name, name_prefix):
+        if pass_name in self.skip_pass_name:
+            return
+        functions = tuple(mod.functions_items())
+        same = len(functions) == len(self.checked) and all(
+            x.same_as(y) and f.same_as(g) for (x, f), (y, g) in zip(functions, self.checked)
+        )
+        if not same:
+            super()._check(mod, pass_name, name_prefix)
+            self.checked = functions
+
+
 @pytest.fixture(autouse=True)
 def well_formed():
-    with tvm.transform.PassContext(instruments=[WellFormedInstrument()]):
+    with tvm.transform.PassContext(instruments=[WellFormed()]):
         yield
 
 
@@ -59,7 +81,7 @@ def compile_model():
     def run(model, args=(), kwargs=None, passes=None) -> Compiled:
         kwargs = kwargs or {}
         passes = passes or [UprightScores(), CanonicalizeAttention(), FoldMasks()]
-        with tvm.transform.PassContext(instruments=[WellFormedInstrument()]):
+        with tvm.transform.PassContext(instruments=[WellFormed()]):
             imported = import_model(model, args, kwargs)
             mod = tvm.transform.Sequential(passes)(imported.mod)
         return Compiled(replace(imported, mod=mod), attention_calls(mod), model, args, kwargs)

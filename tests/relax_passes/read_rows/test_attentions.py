@@ -1,5 +1,7 @@
 """Attentions have the queries that are read, with their rows of every mask, or stay whole."""
 
+import functools
+
 import pytest
 import torch
 
@@ -90,11 +92,17 @@ def test_padding_that_is_given_at_run_time(how):
         assert torch.allclose(engine(x, rows, padding), model(x, rows, padding), atol=2e-6)
 
 
+@functools.cache
+def with_engine(how, causal):
+    """A model and its engine, for calls with several rows."""
+    model = Reader(SELECTIONS[how][0], causal=causal).eval()
+    return model, stof_tvm.build(model, QUICK_LLVM, inputs())
+
+
 @pytest.mark.parametrize("how", ["index_select", "indexing by batch and row", "gather", "take_along_dim"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_rows_change_from_call_to_call(how, causal):
-    model = Reader(SELECTIONS[how][0], causal=causal).eval()
-    engine = stof_tvm.build(model, QUICK_LLVM, inputs())
+    model, engine = with_engine(how, causal)
     for rows in ([0, 11], [5, 6], [11, 0]):
         x, index = inputs()[0], torch.tensor(rows)
         assert torch.allclose(engine(x, index), model(x, index), atol=2e-6)
@@ -103,7 +111,7 @@ def test_rows_change_from_call_to_call(how, causal):
 @pytest.mark.parametrize("how", ["index_select", "indexing by batch and row", "gather"])
 @pytest.mark.parametrize("row", [2 * LENGTH, -LENGTH - 1, 1 << 40])
 def test_a_row_that_there_is_not_is_nan(how, row):
-    engine = stof_tvm.build(Reader(SELECTIONS[how][0], causal=True).eval(), QUICK_LLVM, inputs())
+    _, engine = with_engine(how, causal=True)
     x = inputs()[0]
     out = engine(x, torch.tensor([row, 3]))
     assert out[0].isnan().all()

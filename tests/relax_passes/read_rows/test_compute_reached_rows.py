@@ -1,6 +1,8 @@
 """Layers with windows are computed for the rows that lead to what is read, and stay whole where that is not known."""
 
+import functools
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import stof_tvm
 from relax_passes.attention.composite import match_attention
 from relax_passes.ir.bindings import Bindings, shape_of
 from relax_passes.pipeline import run_pipeline
-from stof_tvm import masks
+from stof_tvm import compiler, masks
 from stof_tvm.frontend import import_model
 from stof_tvm.site_masks import SiteMasks
 from tests.models.quick_llvm import QUICK_LLVM
@@ -56,10 +58,21 @@ def args(*rows):
     return X, torch.tensor(rows or (43, 2))
 
 
-def program(model, mask=None, example=None):
+@functools.cache
+def imported(model):
+    """The model's import, which builds with several masks and both kinds of tests have in common."""
+    return import_model(model, args(), {})
+
+
+@functools.cache
+def deep(select, causal=True, kv_heads=2, own_mask=None):
+    """The same model for the same arguments."""
+    return Deep(select, causal, kv_heads, own_mask).eval()
+
+
+def program(model, mask=None):
     """The attentions and the rows of the products, after the pass."""
-    imported = import_model(model.eval(), example or args(), {})
-    mod = run_pipeline(imported.mod, QUICK_LLVM, SiteMasks(mask, takes_rules=True), until="read_rows")
+    mod = run_pipeline(imported(model).mod, QUICK_LLVM, SiteMasks(mask, takes_rules=True), until="read_rows")
     calls = [match_attention(mod, value) for value in Bindings(mod["main"]).values.values()]
     return [call for call in calls if call is not None], product_rows(mod)
 
@@ -71,7 +84,8 @@ def sizes(call) -> tuple:
 
 def built(model, mask=None):
     """Verified engines, with the (queries, keys, first row) of each attention."""
-    engine = stof_tvm.build(model.eval(), QUICK_LLVM, args(), mask, tuning_logs=False)
+    with mock.patch.object(compiler, "import_model", lambda model, *given, **options: imported(model)):
+        engine = stof_tvm.build(model, QUICK_LLVM, args(), mask, tuning_logs=False)
     report = engine.report()
     assert report.verification.result == "passed"
     return engine, [(site.shape.q_len, site.shape.kv_len, site.first_row) for site in report.rewritten]
@@ -134,7 +148,7 @@ QUICK = "the last row", "a row of run time", "keys on both sides", "rows near th
 @pytest.mark.parametrize("name", CASES)
 def test_layers_have_the_rows_that_windows_lead_to(name):
     select, causal, mask, expected = CASES[name]
-    model = Deep(select, causal)
+    model = deep(select, causal)
     calls, rows = program(model, mask)
     assert [sizes(call) for call in calls] == expected
     for n, (queries, keys, _) in enumerate(expected):
@@ -146,11 +160,11 @@ def test_layers_have_the_rows_that_windows_lead_to(name):
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=slow) for name in CASES])
 def test_results_are_those_of_pytorch(name):
     select, causal, mask, expected = CASES[name]
-    assert built(Deep(select, causal), mask)[1] == expected
+    assert built(deep(select, causal), mask)[1] == expected
 
 
 def test_notes_tell_what_is_computed():
-    report = built(Deep(last), BACK)[0].report()
+    report = built(deep(last), BACK)[0].report()
     for site, queries in zip(report.rewritten, (15, 8, 1), strict=True):
         note = f"computed for {queries} of its 48 queries, of {queries + WINDOW} keys: nothing reads the others"
         assert note in site.notes
@@ -159,7 +173,7 @@ def test_notes_tell_what_is_computed():
 @torch.no_grad()
 def test_rows_change_from_call_to_call():
     """At both bounds, between them, and where a bound is what counts."""
-    engine, _ = built(Deep(bounded), BACK)
+    engine, _ = built(deep(bounded), BACK)
     plain = Deep(bounded, causal=False, own_mask=BACK.dense(LENGTH)).eval()
     for row in (LEAST, 43, MOST, 0, -5, 1000):
         torch.testing.assert_close(engine(*args(row, 2)), plain(*args(row, 2)), atol=5e-6, rtol=1e-5)
@@ -185,7 +199,7 @@ def test_masks_of_the_models_own(name, how):
     select = (lambda x, index: x[:, 20:22]) if how == "known" else given(20, 27)
     expected = [(count + n * (left + right), count + (n + 1) * (left + right)) for n in (2, 1, 0)]
     first = None if mask is None else left
-    calls, _ = program(Deep(select, causal=False, own_mask=own), mask)
+    calls, _ = program(deep(select, causal=False, own_mask=own), mask)
     assert [sizes(call) for call in calls] == [(*pair, first) for pair in expected]
 
 
@@ -194,7 +208,7 @@ def test_masks_of_the_models_own(name, how):
 def test_results_with_masks_of_the_models_own(name):
     own, mask, _ = OWNS[name]
     select = given(20, 27)
-    engine, _ = built(Deep(select, causal=False, own_mask=own), mask)
+    engine, _ = built(deep(select, causal=False, own_mask=own), mask)
     both = own if mask is None else own & mask.dense(LENGTH)
     plain = Deep(select, causal=False, own_mask=both).eval()
     for row in (20, 24, 27):
@@ -203,7 +217,7 @@ def test_results_with_masks_of_the_models_own(name):
 
 def test_the_models_own_causality_within_a_window():
     """Without a mask for the attention it is a constant, or words; with one it stands beside it."""
-    calls, _ = program(Deep(last, causal=True), masks.sliding_window(WINDOW))
+    calls, _ = program(deep(last, causal=True), masks.sliding_window(WINDOW))
     assert [sizes(call) for call in calls] == before(15, 8, 1)
     assert [call.causal for call in calls] == ["bottom-right", "bottom-right", ""]
 
@@ -242,7 +256,7 @@ QUICK_NOT = "one that is not the same at each distance", "a row with keys that m
 @pytest.mark.parametrize("name", NOT)
 def test_what_is_not_known_stays_whole(name):
     select, about, mask = NOT[name]
-    calls, _ = program(Deep(select, **about), mask)
+    calls, _ = program(deep(select, **about), mask)
     lengths = [sizes(call)[:2] for call in calls]
     assert lengths[:2] == [(LENGTH, LENGTH)] * 2 and lengths[2][1] == LENGTH
 
@@ -250,7 +264,7 @@ def test_what_is_not_known_stays_whole(name):
 @pytest.mark.parametrize("name", [name if name in QUICK_NOT else pytest.param(name, marks=slow) for name in NOT])
 def test_results_of_what_stays_whole(name):
     select, about, mask = NOT[name]
-    built(Deep(select, **about), mask)
+    built(deep(select, **about), mask)
 
 
 class TwoResults(Deep):
@@ -264,14 +278,14 @@ class TwoResults(Deep):
 
 
 def test_layers_before_one_that_is_read_otherwise_are_whole():
-    assert built(TwoResults(last), BACK)[1] == [(LENGTH, LENGTH, None), *before(8, 1)]
+    assert built(TwoResults(last).eval(), BACK)[1] == [(LENGTH, LENGTH, None), *before(8, 1)]
 
 
 @pytest.mark.parametrize("rows", [slice(0, 1), slice(0, 3), slice(3, 5)])
 def test_rows_whose_window_lies_before_the_first_key(rows):
     """A mask of these rows alone may keep nothing, which is an error."""
     mask = masks.sliding_window(5, causal=True) & ~masks.sliding_window(3)
-    _, found = built(Deep(lambda x, index: x[:, rows], causal=False), mask)
+    _, found = built(Deep(lambda x, index: x[:, rows], causal=False).eval(), mask)
     assert found[-1] == ((2, 5, 3) if rows.start else (LENGTH, LENGTH, None))
 
 
@@ -287,6 +301,7 @@ def written_out(q, k, v, mask, is_causal, enable_gqa, cap=2.0, sinks=(0.5, -1.0,
 
 def test_scores_with_a_cap_and_a_sink(monkeypatch):
     monkeypatch.setattr(layers, "F", SimpleNamespace(scaled_dot_product_attention=written_out))
-    calls, _ = program(Deep(bounded), BACK)
+    model = Deep(bounded).eval()  # none that was imported with another attention
+    calls, _ = program(model, BACK)
     assert all(call.sink is not None and call.softcap == 2 for call in calls)
-    assert built(Deep(bounded), BACK)[1] == before(15, 8, 1)
+    assert built(model, BACK)[1] == before(15, 8, 1)

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -134,7 +135,8 @@ def refused_inputs(rank, mesh) -> dict:
 def caught_without_keys(rank, mesh) -> dict:
     """Rank 1 refuses a call in which nothing is sent, so rank 0 learns it in its next one; both go on."""
     documents = {"mask": masks.document([LENGTH // 2, LENGTH // 2])}
-    group = new_group(documents)
+    with mock.patch.dict(os.environ, {"STOF_PARALLEL_TIMEOUT": "8"}):  # rank 1 waits as long for a status in the end
+        group = new_group(documents)
     found = {"documents": refusal(lambda: attention(group, **documents, **[{}, BIASED][rank]))}
     for step, options in enumerate([{}, {}, SCALED, {}]):
         found[f"step {step}"] = refusal(lambda: attention(group, **options))

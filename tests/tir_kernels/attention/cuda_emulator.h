@@ -116,9 +116,13 @@ static Value __shfl_up_sync(uint mask, Value value, int distance, int) {
   return __shfl_sync(mask, value, lane < distance ? lane : lane - distance, 32);
 }
 
-static uint __ballot_sync(uint mask, int predicate) {
+// Two meetings of the warp, as for one shuffle: kernels that rank rows by ballots do little else.
+static uint __ballot_sync(uint, int predicate) {
+  exchange[threadIdx.x][0] = predicate != 0;
+  __syncwarp();
   uint bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= (uint)__shfl_sync(mask, int(predicate != 0), lane, 32) << lane;
+  for (int lane = 0; lane < 32; ++lane) bits |= (uint)exchange[threadIdx.x / 32 * 32 + lane][0] << lane;
+  __syncwarp();
   return bits;
 }
 
