@@ -69,14 +69,14 @@ TMA_TILES = (
     (64, 192, 4, 1, 2),
     (64, 32, 4, 1, 1),
 )
-# Columns of the tiles that may follow whole waves of those of TMA_TILES (`waves.py`).
+# Columns of the tiles that may follow whole waves of those of TMA_TILES (`waves.py`).  None follow 256 × 128: there
+# ptxas serializes the products.
 TAILS = {
     (128, 256, 8, 1): (64, 96, 128, 160, 192),
     (128, 192, 8, 1): (64, 96, 128),
     (128, 160, 8, 1): (96,),
     (192, 192, 12, 1): (64, 96, 128),
     (192, 128, 12, 1): (64, 96),
-    (256, 128, 8, 1): (64, 96),
 }
 # Tiles whose sums a cluster of CTAs shares, if k is split.
 CLUSTER_TILES = ((64, 64, 4, 1), (64, 128, 4, 1), (128, 128, 8, 1), (128, 192, 8, 1))
