@@ -14,11 +14,13 @@ the median over models, lengths and seeds, and in brackets the mean, with the li
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -96,9 +98,10 @@ class Kernel:
         self.measured = {}  # place among the configurations -> microseconds
         self.choices = [(space, config) for space in self.task.spaces for config in space.configs]
         for place, (space, config) in enumerate(self.choices):
-            key = " ".join([space.name.replace(" ", "_"), *map(str, config_to_json(config).values())])
-            if key in row["us"]:
-                self.measured[place] = row["us"][key]
+            for key in _keys(space, config):
+                if key in row["us"]:
+                    self.measured[place] = row["us"][key]
+                    break
 
     @property
     def best_us(self) -> float:
@@ -117,6 +120,19 @@ class Kernel:
         times = np.maximum(times * np.exp(noise), self.best_us)
         times[places] = [self.measured[place] for place in places]
         self.us = {(space.template, config): float(us) for (space, config), us in zip(self.choices, times)}
+
+
+def _keys(space, config) -> Iterator[str]:
+    """What times of a configuration may be kept by: its template and values, without the last that have their defaults
+    if these fields were added later."""
+    fields = dataclasses.fields(config)
+    words = [space.name.replace(" ", "_"), *map(str, config_to_json(config).values())]
+    yield " ".join(words)
+    for field in reversed(fields):
+        if getattr(config, field.name) != field.default:
+            return
+        words.pop()
+        yield " ".join(words)
 
 
 def _task(problem, mask: str | None) -> Task:

@@ -59,9 +59,9 @@ def args(*rows):
 
 
 @functools.cache
-def imported(model):
+def imported(model, example=None):
     """The model's import, which builds with several masks and both kinds of tests have in common."""
-    return import_model(model, args(), {})
+    return import_model(model.eval(), example or args(), {})
 
 
 @functools.cache
@@ -70,9 +70,9 @@ def deep(select, causal=True, kv_heads=2, own_mask=None):
     return Deep(select, causal, kv_heads, own_mask).eval()
 
 
-def program(model, mask=None):
+def program(model, mask=None, example=None):
     """The attentions and the rows of the products, after the pass."""
-    mod = run_pipeline(imported(model).mod, QUICK_LLVM, SiteMasks(mask, takes_rules=True), until="read_rows")
+    mod = run_pipeline(imported(model, example).mod, QUICK_LLVM, SiteMasks(mask, takes_rules=True), until="read_rows")
     calls = [match_attention(mod, value) for value in Bindings(mod["main"]).values.values()]
     return [call for call in calls if call is not None], product_rows(mod)
 

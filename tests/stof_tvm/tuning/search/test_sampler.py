@@ -1,5 +1,7 @@
 """The sampler: what it proposes, and how fast it comes to what is best."""
 
+import statistics
+
 import pytest
 
 from stof_tvm.tuning.search.cost_model import CostModel
@@ -66,9 +68,12 @@ def test_a_batch_spreads_over_the_space(task):
 
 
 def test_learning_beats_chance(task):
-    """The best of 40 trials, summed over three seeds: with the model the search does better than at random."""
-    best = lambda model: sum(min(tuned(task, model(), 40, seed)) for seed in range(3))
-    assert best(CostModel) < best(lambda: None)
+    """Once 40 trials are known, what the model proposes is faster than what comes at random, under each seed.
+
+    The best of so few is luck: over eight seeds it was no better with the model.
+    """
+    later = lambda model, seed: statistics.mean(tuned(task, model, 80, seed)[40:])
+    assert all(later(CostModel(), seed) < later(None, seed) for seed in range(3))
 
 
 def test_a_seed_decides_everything(task):
