@@ -9,6 +9,8 @@ import pytest
 from benchmarks import fit_gemm_model as fit
 from tir_kernels.fusion.gemm.sizes.configs import MEASURED
 
+HARD = "random_rows", "behind_in_turns"  # sweeps: rows that nothing divides, and what cuBLAS was faster at
+
 
 @pytest.fixture(scope="module")
 def groups():
@@ -27,10 +29,14 @@ def test_committed_sweeps_name_their_configurations(groups):
 
 def test_the_committed_coefficients_choose_well(groups):
     entries = json.loads(fit.ROWS.read_text())
-    comparable = [group for entry, group in zip(entries, groups, strict=True) if entry.get("weight", 1) == 1]
+    is_comparable = lambda entry: entry.get("weight", 1) == 1 and entry["sweep"] not in HARD
+    comparable = [group for entry, group in zip(entries, groups, strict=True) if is_comparable(entry)]
     found = np.array(list(fit.regrets(comparable, fit.COMMITTED, warpgroup=True).values()))
     # 11 % at 32760 × 8960 × 1536, where the fastest tiles of all are within 5 % of one another; else 10 %.
-    assert len(found) >= 120 and np.exp(np.log(found).mean()) < 1.017 and found.max() < 1.12
+    assert len(found) >= 80 and np.exp(np.log(found).mean()) < 1.015 and found.max() < 1.12
+    hard = [group for entry, group in zip(entries, groups, strict=True) if entry["sweep"] in HARD]
+    found = np.array(list(fit.regrets(hard, fit.COMMITTED, warpgroup=True).values()))
+    assert len(found) == 48 and np.exp(np.log(found).mean()) < 1.02 and found.max() < 1.12
     few_rows = [g for entry, g in zip(entries, groups) if g.problem.m < 4096 and entry["sweep"] != "in-models"]
     found = np.array(list(fit.regrets(few_rows, fit.COMMITTED, warpgroup=True).values()))
     assert len(found) >= 30 and np.exp(np.log(found).mean()) < 1.01 and found.max() < 1.1

@@ -7,7 +7,6 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned, tensor_map
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
-from tir_kernels.fusion.gemm.sizes.waves import tail_geometry
 from tir_kernels.fusion.gemm.tma import boxes, grid_size, tensor_map_fields
 from tir_kernels.fusion.problem import GemmProblem, MlpProblem, Step
 from tir_kernels.fusion.reference import fusion_reference
@@ -54,8 +53,8 @@ def run_emulated(
     if getattr(config, "tma", False):
         g = GemmGeometry(problem, config)
         arrays |= {f"{name}_map": _tensor_map(g, name, arrays[name]) for name in "aw"}
-        if config.tail_n:
-            arrays["tail_map"] = _tensor_map(tail_geometry(g), "w", arrays["w"])
+        if g.tail is not None:
+            arrays["tail_map"] = _tensor_map(g.tail, "w", arrays["w"])
     unwritten = [torch.full(shape, torch.nan, dtype=getattr(torch, dtype)) for shape, dtype in problem.outputs]
     outputs = {name: aligned(_bits(x)) for name, x in zip(_outputs(problem), unwritten)}
     kernel = EmulatedKernel(source(template, problem, config, arch_of(config)), folder)

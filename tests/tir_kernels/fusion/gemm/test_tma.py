@@ -113,6 +113,9 @@ def test_what_may_have_narrow_tiles():
     # A warp of 160 columns passes 32 of them at a time through shared memory, one of 64 all of them.
     assert may(96, (128, 160, 64, 8, 1, 6)) and not may(64, (128, 160, 64, 8, 1, 6))
     assert not may(64, (64, 128, 64, 4, 1, 4))  # two CTAs a multiprocessor
+    assert not may(256) and not may(320)  # no narrower
+    # What cannot be is illegal wherever it comes from, a list of cases or a log.
+    assert not legal(GemmGeometry(problem(9712, 768, 768), config(128, 160, 64, 8, 1, 6, tail_n=64)), SHARED_LIMIT)
 
 
 @needs_gxx

@@ -111,7 +111,7 @@ FITTED_WGMMA = replace(
 # without a pause is at its power limit and tiles have another order; from 4096 rows on they hardly count.  The choice
 # is 1.7 % slower than the best in the geometric mean of the 44, 10 % at worst, and fitted to each half of the problems
 # in turn as much on the other half.  The rate of two sets of 128 × 128 was lowered by 4 % for 30 products of random
-# rows, to which nothing else was fitted: there the choice is 1.8 % slower, 8 % at worst.  The rate of 64 × 32 is such
+# rows, to which nothing else was fitted: there the choice is 1.7 % slower, 8 % at worst.  The rate of 64 × 32 is such
 # that products of up to 32 columns take it, where it was the fastest, and no others.  `launch` is not fitted: with it
 # one kernel of two products is taken where it was measured to be faster, and only there.
 FITTED_TMA = replace(

@@ -143,6 +143,13 @@ class GemmGeometry:
         """Whether the splits of a tile are a cluster of CTAs, which read each other's shared memory."""
         return self.config.tma and self.config.splits > 1
 
+    @cached_property
+    def tail(self) -> "GemmGeometry | None":
+        """The sizes of the narrower tiles after whole waves (`waves.py`), as if all were of this kind; None without."""
+        if not self.config.tail_n:
+            return None
+        return GemmGeometry(self.problem, replace(self.config, block_n=self.config.tail_n, tail_n=0))
+
     @property
     def m_ends(self) -> bool:
         """Whether the last tile along m has rows that do not exist; in a batch it overlaps with the one before."""
@@ -426,7 +433,19 @@ def legal(g: GemmGeometry, shared_limit: int) -> bool:
         # reads that distance if w lies along k and has several panels.
         if g.problem.w_layout == "kn" and g.config.block_n > PANEL:
             return False
+    if g.tail is not None and not _tail_fits(g, g.tail, shared_limit):
+        return False
     return divides and g.shared_bytes <= shared_limit and g.ctas_per_multiprocessor > 0
+
+
+def _tail_fits(g: GemmGeometry, tail: GemmGeometry, shared_limit: int) -> bool:
+    """Whether narrower tiles may follow those of `g` in the same CTAs, and have no more shared memory."""
+    problem, config = g.problem, g.config
+    alone = config.tma and config.sets == config.splits == 1 and g.ctas_per_multiprocessor == 1
+    is_plain = problem.batch == 1 and problem.norm is None and not problem.defers_norm
+    # A warp has as much room for its results on their way to memory as the wide tiles need.
+    is_narrower = tail.stage_bytes < g.stage_bytes and tail.staging_bytes <= g.staging_bytes
+    return alone and is_plain and is_narrower and legal(tail, shared_limit)
 
 
 def partials_shape(g: GemmGeometry) -> tuple[int, int, int, int]:

@@ -35,31 +35,21 @@ def slots_of(g: GemmGeometry, gpu: GPU) -> int:
 
 def parts(g: GemmGeometry, slots: int) -> tuple[Part, ...]:
     """The parts of a product on a grid of `slots` CTAs: one, or wide tiles and narrower ones after them."""
-    strips = g.m_tiles * g.n_tiles // slots * slots // g.n_tiles
-    if not g.config.tail_n or strips in (0, g.m_tiles):
-        return (Part(g, 0, g.m_tiles),)
-    return Part(g, 0, strips), Part(tail_geometry(g), strips, g.m_tiles - strips)
-
-
-def tail_geometry(g: GemmGeometry) -> GemmGeometry:
-    """The sizes of the narrower tiles, as if all were of this kind."""
-    return GemmGeometry(g.problem, replace(g.config, block_n=g.config.tail_n, tail_n=0))
+    if g.tail is not None:
+        strips = g.m_tiles * g.n_tiles // slots * slots // g.n_tiles
+        if 0 < strips < g.m_tiles:
+            return Part(g, 0, strips), Part(g.tail, strips, g.m_tiles - strips)
+    return (Part(g, 0, g.m_tiles),)
 
 
 def tail_turns(head: Part, tail: Part, slots: int) -> int:
     """Turns in which CTAs take narrower tiles; CTAs without a wide tile in its last turn begin with them there."""
-    return -(-(head.tiles + tail.tiles) // slots) - head.tiles // slots - (head.tiles % slots > 0)
+    return -(-(head.tiles + tail.tiles) // slots) - -(-head.tiles // slots)
 
 
 def may_have_tail(g: GemmGeometry, tail_n: int, gpu: GPU, shared_limit: int) -> bool:
     """Whether tiles of `tail_n` columns after whole waves of `g`'s are possible and divide the rest otherwise."""
-    problem, config = g.problem, g.config
-    if g.k_blocks < LEAST_BLOCKS:
+    with_tail = GemmGeometry(g.problem, replace(g.config, tail_n=tail_n))
+    if g.k_blocks < LEAST_BLOCKS or not legal(with_tail, shared_limit):
         return False
-    alone = config.tma and config.sets == config.splits == 1 and g.ctas_per_multiprocessor == 1
-    if not alone or problem.batch > 1 or problem.norm is not None or problem.defers_norm:
-        return False
-    with_tail = GemmGeometry(problem, replace(config, tail_n=tail_n))
-    head, *tail = parts(with_tail, slots_of(g, gpu))
-    # A warp has as much room for its results on their way to memory as the wide tiles need.
-    return any(legal(part.g, shared_limit) and part.g.staging_bytes <= head.g.staging_bytes for part in tail)
+    return len(parts(with_tail, slots_of(g, gpu))) == 2
