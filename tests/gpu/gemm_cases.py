@@ -360,6 +360,12 @@ def _ragged_products():
     ]
     cases = [(problem(259, 1023, 328, steps=(BIAS, GELU)), config) for config in [*tma, *others]]
     cases += [(problem(100, 3054, 520, "bfloat16"), config) for config in [*tma, *others]]
+    narrow = [tma_config(128, 112, 64, 4, 1, 6, sets=2), tma_config(64, 160, 64, 4, 1, 7, sets=2)]
+    cases += [(problem(259, 1023, 328, steps=steps), c) for steps in ((), (GELU,)) for c in [*tma, *narrow]]
+    cases += [(problem(259, columns, 328, steps=(BIAS,)), c) for columns in (1028, 1026) for c in [*tma, *narrow]]
+    # More than the L2 cache holds, in less time than it takes to store.
+    many = [tma_config(128, 256, 64, 8, 1, 4), tma_config(128, 128, 64, 4, 1, 6, sets=2)]
+    cases += [(problem(4160, n, 136, "bfloat16", steps), c) for n, steps in ((8000, (BIAS,)), (7999, ())) for c in many]
     return cases + [(problem(128, 505, 1416, steps=(BIAS,)), config) for config in [cluster, others[3]]]
 
 

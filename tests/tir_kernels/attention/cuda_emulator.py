@@ -225,14 +225,15 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         return f"{names[0]} = narrow_pair({bfloat}, {names[1]}, {names[2]});"
     if re.fullmatch(r"atom\.(acq_rel|relaxed)\.gpu\.global\.inc\.u32", instruction):
         return f"{names[0]} = atomic_increment({names[1]}, {names[2]});"
-    if re.fullmatch(r"(ld|st)\.(shared|shared::cluster|global)(\.cg|\.nc)?(\.v[24])?\.[bf]32", instruction):
-        values = [n for n in names if n != "__addr"]
+    access = r"(ld|st)\.(shared|shared::cluster|global)(\.cg|\.nc|\.L1::no_allocate)?(\.v[24])?\.[bf](16|32)"
+    if access := re.fullmatch(access, instruction):
+        values, size = [n for n in names if n != "__addr"], int(access[5]) // 8
         space = "shared" if ".shared" in instruction else "global"
-        code = f"char* p = {space}_address(__addr, {4 * len(values)});"
+        code = f"char* p = {space}_address(__addr, {size * len(values)});"
         for i, name in enumerate(values):
-            ends = f"&{name}, p + {4 * i}" if instruction.startswith("ld") else f"p + {4 * i}, &{name}"
-            code += f" memcpy({ends}, 4);"
+            ends = f"&{name}, p + {size * i}" if instruction.startswith("ld") else f"p + {size * i}, &{name}"
+            code += f" memcpy({ends}, {size});"
         if instruction.startswith("st.shared"):
-            code += f" wrote_shared(__addr, {4 * len(values)});"
+            code += f" wrote_shared(__addr, {size * len(values)});"
         return code
     raise NotImplementedError(f"the emulator does not know {instruction}")

@@ -143,6 +143,7 @@ def test_what_needs_more_than_a_columns_number_is_not_finished_in_registers():
     assert finishes(problem(512, 768, 768, steps=(BIAS, Step("multiply", "row"))))
     assert finishes(problem(512, 768, 768)) and finishes(problem(512, 768, 768, steps=()))
     assert not finishes(problem(512, 768, 768, steps=(BIAS, RESIDUAL)))
+    assert finishes(problem(512, 766, 768)) and finishes(problem(512, 767, 768, steps=(GELU,)))
     assert not finishes(problem(512, 767, 768))
     assert not finishes(problem(512, 768, 768, steps=(), gate="silu"))
     assert not finishes(problem(512, 768, 768, statistics=True))
@@ -151,9 +152,13 @@ def test_what_needs_more_than_a_columns_number_is_not_finished_in_registers():
 
 
 @needs_gxx
-@pytest.mark.parametrize("sizes, sets", [((64, 64, 64, 4, 1, 4), 2), ((128, 128, 64, 8, 1, 3), 1)])
-def test_rows_that_begin_anywhere(sizes, sets, tmp_path):
-    assert_emulated(gemm_cuda, problem(70, 133, 136), config(*sizes, sets=sets), tmp_path)
+@pytest.mark.parametrize("sizes, sets", [((64, 64, 64, 4, 1, 4), 2), ((128, 112, 64, 4, 1, 4), 1)])
+@pytest.mark.parametrize("columns, steps", [(133, (BIAS,)), (133, ()), (134, (BIAS, GELU)), (132, (BIAS,)), (36, ())])
+def test_rows_that_begin_anywhere(sizes, sets, columns, steps, tmp_path):
+    """Lanes store as many elements at once as divide the columns; an odd number of them has its vectors read singly."""
+    given, one = problem(70, columns, 136, steps=steps), config(*sizes, sets=sets)
+    assert GemmGeometry(given, one).finishes_in_registers == (columns % 2 == 0 or not steps)
+    assert_emulated(gemm_cuda, given, one, tmp_path)
 
 
 @needs_gxx

@@ -10,15 +10,14 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.cuda.ptx import address
-from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS
+from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS
 from tir_kernels.fusion.gemm.finish.deferred_norm import first_step_operand
+from tir_kernels.fusion.gemm.finish.stores import WORDS, row_stores
 from tir_kernels.fusion.gemm.finish.vector import vector_functions
 from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 from tir_kernels.fusion.steps import VECTOR, Words, load_words, step_functions
 
 LINE_BYTES = 128  # of the L1 cache
-WORDS = VECTOR // 2  # of neighbouring accumulators in two rows and two n8 tiles, which are finished as one vector
 
 
 def register_epilogue(g: GemmGeometry):
@@ -38,7 +37,7 @@ def register_epilogue(g: GemmGeometry):
     vectors = range(first_operand, first_operand + sum(step.operand == "row" for step in problem.steps))
     prefetch = _prefetch(vectors)
     pack = "cvt.rn.bf16x2.f32" if problem.dtype == "bfloat16" else "cvt.rn.f16x2.f32"
-    columns, parts, pitch = g.staging_columns, g.column_parts, g.rounded_pitch
+    columns, parts, put = g.staging_columns, g.column_parts, row_stores(g)
     pairs = columns // (2 * MMA_COLS)  # of n8 tiles in a part
     line = LINE_BYTES // ELEMENT_BYTES
 
@@ -83,36 +82,19 @@ def register_epilogue(g: GemmGeometry):
     ):
         vector_words = T.alloc_local([max(pairs * steps.row_size, 1)], "uint32")
         packed = T.alloc_local([pairs * WORDS], "uint32")
-        words = T.alloc_local([WORDS], "uint32")
         lane = T.meta_var(thread % 32)
         staging = base + g.staging_offset + thread // 32 * g.staging_bytes
-        write_address = staging + lane // 4 * pitch + lane % 4 * 4
-        read_address = staging + lane // g.row_vectors * pitch + lane % g.row_vectors * 16
-        row = first_row + g.warp_row(thread // 32) + lane // g.row_vectors
-        column = first_of(first_column, thread) + lane % g.row_vectors * VECTOR
+        row = first_row + g.warp_row(thread // 32)
+        column = first_of(first_column, thread)
         for part in T.unroll(parts):
             if len(vectors) > 0:
-                fetch(vector_words, operands, first_of(first_column, thread) + part * columns + lane % 4 * 2)
+                fetch(vector_words, operands, column + part * columns + lane % 4 * 2)
             for m in T.unroll(g.row_tiles):
                 for pair in T.unroll(pairs):
                     first = T.meta_var((m * g.col_tiles + 2 * (part * pairs + pair)) * 4)
                     own_words = T.meta_var(Words(vector_words, pair * steps.row_size))
                     finish(Words(packed, pair * WORDS), acc, first, own_words)
-                T.cuda.warp_sync()
-                for i in T.unroll(pairs * WORDS):
-                    at = T.meta_var(i // 2 % 2 * 8 * pitch + (i // 4 * 2 + i % 2) * 16)
-                    T.ptx["st.shared.b32"](address(write_address + at), packed[i])
-                T.cuda.warp_sync()
-                for i in T.unroll(MMA_ROWS // g.rows_per_pass):
-                    T.ptx["ld.shared.v4.b32"](
-                        words[0], words[1], words[2], words[3], address(read_address + i * g.rows_per_pass * pitch)
-                    )
-                    at_row = T.meta_var(row + m * g.row_tile_step + i * g.rows_per_pass)
-                    at_column = T.meta_var(column + part * columns)
-                    if exists(at_row, at_column):
-                        T.ptx["st.global.v4.b32"](
-                            out.ptr_to([at_row, at_column]), words[0], words[1], words[2], words[3]
-                        )
+                put(packed, staging, lane, out, row + m * g.row_tile_step, column + part * columns)
 
     return SimpleNamespace(begin=begin, meanwhile=meanwhile, store=store, row_size=0, kept_size=0)
 
