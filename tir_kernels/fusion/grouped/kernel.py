@@ -37,6 +37,10 @@ class GroupedGeometry(GemmGeometry):
     def m_ends(self) -> bool:
         return True
 
+    @property
+    def streams(self) -> bool:
+        return False  # how many rows a group has is known on the device only
+
 
 class Matrix:
     """One of the matrices that a buffer holds, with the addresses of its elements."""
