@@ -32,6 +32,13 @@ LAYOUTS = {
     "last ones": lambda emit, c: emit(op.strided_slice(c, [1, -1], [-3, -2], [4, 99])),
     "all": lambda emit, c: emit(op.strided_slice(c, [0], [0], [3])),
     "none": lambda emit, c: emit(op.strided_slice(c, [1], [2], [2])),
+    "broadcast": lambda emit, c: emit(op.broadcast_to(c, (2, 3, 4, 5))),
+    "broadcast within": lambda emit, c: emit(
+        op.broadcast_to(emit(op.reshape(emit(op.strided_slice(c, [1], [2], [3])), (3, 1, 1, 5))), (3, 2, 4, 5))
+    ),
+    "broadcast, reshaped and cut": lambda emit, c: emit(
+        op.strided_slice(emit(op.reshape(emit(op.broadcast_to(c, (2, 3, 4, 5))), (6, 2, 10))), [2], [1], [10], [3])
+    ),
     "a cut, transposed, and cut": lambda emit, c: emit(
         op.strided_slice(emit(op.permute_dims(emit(op.strided_slice(c, [0], [1], [3])))), [0, 1], [1, 0], [4, 2])
     ),
@@ -39,7 +46,6 @@ LAYOUTS = {
 NEAR_MISSES = {
     "from behind, by a slice": lambda emit, c: emit(op.strided_slice(c, [1], [3], [0], [-1])),
     "backwards": lambda emit, c: emit(op.flip(c, 1)),
-    "broadcast": lambda emit, c: emit(op.broadcast_to(c, (2, 3, 4, 5))),
     "repeated": lambda emit, c: emit(op.tile(c, (1, 2, 1))),
     "joined": lambda emit, c: emit(op.concat([c, c], 1)),
     "gathered": lambda emit, c: emit(op.take(c, relax.const(np.array([2, 0, 1])), 0, mode="fast")),
@@ -107,6 +113,14 @@ def test_it_is_what_tvm_computes(name, programs):
 def test_bits_are_kept(dtype):
     mod = module(LAYOUTS["one after another"], constant_of(dtype))
     check_same(constants_of(FoldLayouts()(mod)), constants_by_tvm(mod))
+
+
+def test_what_only_layouts_read_is_not_copied():
+    zero = lambda: relax.const(np.float16(0))
+    rows = lambda emit: emit(op.strided_slice(emit(op.broadcast_to(zero(), (1 << 20, 1 << 20))), [0], [0], [2]))
+    mod = module(lambda emit, _: relax.Tuple([emit(op.permute_dims(rows(emit))) for _ in range(3)]), constant_of())
+    found = constants_of(FoldLayouts()(mod))
+    assert {x.shape for x in found} == {(1 << 20, 2)} and len({x.ctypes.data for x in found}) == 1  # for all readers
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 1), (0, 4, 5), ()])
