@@ -16,7 +16,12 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from relax_passes.attention.composite import NOTES, emit_attention, is_attention, match_attention
-from relax_passes.attention.refusals.other_attention import OTHER_WEIGHTS, other_weights, products_before
+from relax_passes.attention.refusals.other_attention import (
+    OTHER_WEIGHTS,
+    behind_products,
+    other_weights,
+    products_before,
+)
 from relax_passes.attention.refusals.own_scores import OWN_SCORES, is_masked_by_scores
 from relax_passes.attention.refusals.plain_weights import plain_weights
 from relax_passes.attention.refusals.stray_weights import stray_weights
@@ -135,8 +140,9 @@ class _Canonicalizer(PyExprMutator):
             else:
                 continue
             self.products.add(var)
+        judged = self.judged | behind_products(self.bindings, self.products)
         for var, value in self.bindings.values.items():
-            if var not in self.judged and self.products.isdisjoint(products_before(self.bindings, value)):
+            if var not in judged:
                 stray = stray_weights(self.bindings, var, origins, results)
                 self.refused += (
                     [[site_of(value), stray]] if stray and not self._is_refused_already(site_of(value)) else []

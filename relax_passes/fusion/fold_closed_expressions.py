@@ -45,8 +45,8 @@ class FoldClosedExpressions:
 
 def _read_at_run_time(bindings: Bindings, closed: set) -> list:
     """The closed variables that run-time variables read, or that the function returns, directly or through views."""
-    readers = [value for var, value in bindings.values.items() if var not in closed]
-    pending = [*bindings.outputs, *(var for value in readers for var in relax.analysis.free_vars(value))]
+    readers = [var for var in bindings.values if var not in closed]
+    pending = [*bindings.outputs, *(var for reader in readers for var in bindings.reads[reader])]
     found = {}
     while pending:
         var = pending.pop()
@@ -56,7 +56,7 @@ def _read_at_run_time(bindings: Bindings, closed: set) -> list:
         if isinstance(value, relax.Call) and operator(value) not in VIEWS:
             found[var] = None
         else:
-            pending += list(relax.analysis.free_vars(value))
+            pending += bindings.reads[var]
     return list(found)
 
 

@@ -33,7 +33,7 @@ class GatheredRows:
 
     def transform_module(self, mod, _ctx):
         bindings = Bindings(mod["main"])
-        readers = Counter(v for value in bindings.values.values() for v in relax.analysis.free_vars(value))
+        readers = Counter(x for var in bindings.values for x in bindings.reads[var])
         readers.update(relax.analysis.free_vars(mod["main"].body.body))
         found = {}
         for var, value in bindings.values.items():

@@ -98,15 +98,15 @@ def _materialized(bindings: Bindings, closed: set) -> list[relax.Var]:
     """The views that move data and are read by kernels, or returned, directly or renamed."""
     found: dict[relax.Var, None] = {}
     pending = list(bindings.outputs)
-    for var, value in bindings.values.items():
+    for var in bindings.values:
         if var not in closed and not _is_view(bindings, var):
-            pending += list(relax.analysis.free_vars(value))
+            pending += bindings.reads[var]
     while pending:
         var = pending.pop()
         if var in closed or var not in bindings.values:
             continue
         if isinstance(bindings.values[var], relax.Tuple):
-            pending += list(relax.analysis.free_vars(bindings.values[var]))
+            pending += bindings.reads[var]
             continue
         inner = bindings.values[var] if isinstance(bindings.values[var], relax.Var) else bindings.same_elements(var)
         if isinstance(inner, relax.Var):

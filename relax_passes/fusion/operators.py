@@ -97,7 +97,7 @@ class OperatorGraph:
         """The variables that `var`'s expression reads, in order, without those that depend on constants only."""
         if var not in self.bindings.values:
             return []
-        return [v for v in relax.analysis.free_vars(self.bindings.values[var]) if v not in self.closed]
+        return [v for v in self.bindings.reads[var] if v not in self.closed]
 
     def is_view(self, var) -> bool:
         """Whether `var` rearranges what other variables hold."""

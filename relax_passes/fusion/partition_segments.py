@@ -73,7 +73,7 @@ class SegmentContents:
         self.only_mi = all(graph.operators[i].kind == MI for i in segment)
         for i in segment:
             var = graph.variables[i]
-            for source in relax.analysis.free_vars(graph.bindings.values[var]):
+            for source in graph.bindings.reads[var]:
                 self.take_in(source)
             self.inner[var] = None
 
@@ -82,7 +82,7 @@ class SegmentContents:
         if var in self.inner or var in self.params:
             return
         if var in self.graph.closed or self._belongs_inside(var):
-            for source in relax.analysis.free_vars(self.graph.bindings.values[var]):
+            for source in self.graph.bindings.reads[var]:
                 self.take_in(source)
             self.inner[var] = None
         else:
@@ -221,10 +221,9 @@ class _Partition:
         """Emit a kernel call, a view or an expression of constants in the new "main"."""
         if var in self.new or var not in self.graph.bindings.values:
             return
-        value = self.graph.bindings.values[var]
-        for source in relax.analysis.free_vars(value):
+        for source in self.graph.bindings.reads[var]:
             self._emit_here(builder, source)
-        self.new[var] = builder.emit(substitute(value, self.new), var.name)
+        self.new[var] = builder.emit(substitute(self.graph.bindings.values[var], self.new), var.name)
 
 
 def _names(graph, segment) -> list[str]:

@@ -122,5 +122,5 @@ def _depends(bindings: Bindings, expr, param) -> bool:
             return True
         if var not in seen and var in bindings.values:
             seen.add(var)
-            pending += list(relax.analysis.free_vars(bindings.values[var]))
+            pending += bindings.reads[var]
     return False

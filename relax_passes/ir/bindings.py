@@ -28,17 +28,24 @@ class Bindings:
 
     def __init__(self, function: relax.Function):
         self.values = {}
+        # Variable -> the variables that its value reads.  Everywhere here a variable is one Python object: a dict finds
+        # another object of the same variable twenty times as slowly.
+        self.reads: dict[relax.Var, tuple[relax.Var, ...]] = {}
         self.readers = defaultdict(list)  # variable -> the variables bound to expressions that read it
-        self.outputs = set(relax.analysis.free_vars(function.body.body))
         self._uniform = {}  # constant -> its one number or None; weights are asked for again and again
         names = (function.attrs or {}).get(WEIGHTS, ())
         self.weights = {var for var in function.params if var.name in names}
+        known = {var: var for var in function.params}
         for block in function.body.blocks:
             for binding in block.bindings:
+                var = binding.var
+                known[var] = var
+                self.reads[var] = tuple(known.setdefault(x, x) for x in relax.analysis.free_vars(binding.value))
                 if isinstance(binding, relax.VarBinding):
-                    self.values[binding.var] = binding.value
-                for var in relax.analysis.free_vars(binding.value):
-                    self.readers[var].append(binding.var)
+                    self.values[var] = binding.value
+                for x in self.reads[var]:
+                    self.readers[x].append(var)
+        self.outputs = {known.get(x, x) for x in relax.analysis.free_vars(function.body.body)}
 
     def value(self, expr):
         """What `expr` is bound to, through aliases; `expr` itself for a parameter."""

@@ -17,13 +17,19 @@ class ClosedExpressions:
         self.closed_vars = set(known)
         for var, value in bindings.values.items():
             is_static = isinstance(var.ty, relax.TupleType) or static_shape(var) is not None
-            if is_static and self.is_closed(value):
+            if is_static and _is_pure(value) and all(read in self.closed_vars for read in bindings.reads[var]):
                 self.closed_vars.add(var)
 
     def is_closed(self, expr) -> bool:
         """Whether `expr`, written in variables of the function, depends on constants only."""
-        if isinstance(expr, relax.Call) and not (operator(expr) and expr.op.get_attr("FPurity")):
-            return False
-        if operator(expr).startswith("call_"):
-            return False
-        return all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
+        if isinstance(expr, relax.Var):
+            return expr in self.closed_vars
+        return _is_pure(expr) and all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
+
+
+def _is_pure(expr) -> bool:
+    """Whether `expr` is no call but one of a pure operator, which no kernel computes."""
+    if not isinstance(expr, relax.Call):
+        return True
+    name = operator(expr)
+    return bool(name and expr.op.get_attr("FPurity")) and not name.startswith("call_")

@@ -38,7 +38,7 @@ def _program(bindings: Bindings, exprs) -> tvm.IRModule:
         var = pending.pop()
         if var not in needed:
             needed.add(var)
-            pending += list(relax.analysis.free_vars(bindings.values[var]))
+            pending += bindings.reads[var]
     builder, copies = relax.BlockBuilder(), {}
     with closing_blocks(builder), builder.function("main", []):
         with builder.dataflow():

@@ -80,7 +80,7 @@ def _is_small(bindings: Bindings, anchor: Anchor) -> bool:
         is_known = isinstance(value, relax.Var) or operator(value) and operator(value) != "matmul"
         if not is_known or count is None or count > SMALL or len(seen) > SMALL_COUNT:
             return False
-        pending += [*relax.analysis.free_vars(value)]
+        pending += bindings.reads[var]
     return True
 
 
@@ -164,9 +164,8 @@ class _Narrowed:
         if not isinstance(expr, relax.Var) or expr not in self.bindings.values:
             return expr
         if expr not in self.early:
-            value = self.bindings.values[expr]
-            inner = {var: self._early(emit, var) for var in relax.analysis.free_vars(value)}
-            self.early[expr] = emit(substitute(value, inner))
+            inner = {var: self._early(emit, var) for var in self.bindings.reads[expr]}
+            self.early[expr] = emit(substitute(self.bindings.values[expr], inner))
         return self.early[expr]
 
 

@@ -196,7 +196,7 @@ class Region:
         for var, reason in self.exits.items():
             if reason != RETURNED:
                 again = self.bindings.computed_from([var])
-                operands = relax.analysis.free_vars(self.bindings.values[var])
+                operands = self.bindings.reads[var]
                 # Entries are there in the model's order, too; other moved values would be moved back for this operator.
                 moves_back = any(x in self.axes and x in self.inside for x in operands)
                 if any(entry in again for entry in entries) or (moves_back and not again.isdisjoint(self.inside)):

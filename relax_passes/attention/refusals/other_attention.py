@@ -33,8 +33,20 @@ def products_before(bindings: Bindings, expr) -> set[relax.Var]:
         if operator(bindings.values[var]) == "matmul":
             products.add(var)
         else:
-            pending.extend(relax.analysis.free_vars(bindings.values[var]))
+            pending.extend(bindings.reads[var])
     return products
+
+
+def behind_products(bindings: Bindings, products: set[relax.Var]) -> set[relax.Var]:
+    """The variables that have one of these matrix products among their `products_before`."""
+    found: set[relax.Var] = set()
+    passed_on = set(products)  # a matrix product is not passed by, any other value that is found is
+    for var, value in bindings.values.items():
+        if not passed_on.isdisjoint(bindings.reads[var]):
+            found.add(var)
+            if operator(value) != "matmul":
+                passed_on.add(var)
+    return found
 
 
 def leads_to_product(bindings: Bindings, var: relax.Var) -> bool:

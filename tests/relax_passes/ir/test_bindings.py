@@ -32,3 +32,16 @@ def test_what_is_computed_from_a_variable():
     assert bindings.computed_from([x]) == {x, doubled, total}
     assert bindings.computed_from([y, doubled]) == {y, doubled, other, total}
     assert bindings.computed_from([]) == set()
+
+
+def test_what_a_value_reads_is_the_objects_that_are_bound():
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([2], "float32"))
+    with builder.function("main", [x]):
+        doubled = builder.emit(relax.op.add(x, x))
+        builder.emit_func_output(builder.emit(relax.op.multiply(x, doubled)))
+    bindings = Bindings(builder.get()["main"])
+    first, second = bindings.values
+    assert [*bindings.reads] == [first, second] == [doubled, *bindings.outputs]
+    assert bindings.reads[second][1] is first and bindings.reads[first] == (x,)
+    assert bindings.readers[x] == [first, second] and bindings.readers[first] == [second]
