@@ -18,7 +18,7 @@ from tvm.ir.expr import GenericConst
 from relax_passes.fusion.operators import ATTENTION, CI, MI, OperatorGraph
 from relax_passes.fusion.partition_segments import SegmentContents
 from relax_passes.fusion.schemes.fusion_scheme import MAX_CI, FusionScheme, check_segment
-from relax_passes.fusion.schemes.segment_signature import segment_results, signature
+from relax_passes.fusion.schemes.segment_signature import segment_key, segment_results
 from relax_passes.fusion.template_choice import TemplateChoice, TemplateChooser
 from relax_passes.ir.bindings import operator, shape_of, static_shape
 from relax_passes.ir.operators.grouped_products import GROUPED
@@ -82,16 +82,19 @@ class InitialScheme:
     def __init__(self, chooser: TemplateChooser):
         self.chooser = chooser
         self.machine = machine_of(chooser.target)
-        # The keys are signatures of segments, so equal layers are judged once.
-        self.choices = {}  # signature -> TemplateChoice, or None without a template
+        # The keys are those of segments, so equal layers are judged once.
+        self.choices = {}  # key -> TemplateChoice, or None without a template
         self.times = {}
 
     def __call__(self, graph: OperatorGraph) -> FusionScheme:
         best = [0.0]  # the least time of the operators before each position
         starts = []  # where the last segment of each such optimum starts
         for end in range(1, len(graph.operators) + 1):
-            segments = ((start, x) for start, x in _legal_segments(graph, end) if self._may_propose(graph, x))
-            costs = {start: best[start] + self.predict(graph, segment) for start, segment in segments}
+            costs = {}
+            for start, segment in _legal_segments(graph, end):
+                key = segment_key(graph, segment)
+                if self._may_propose(graph, segment, key):
+                    costs[start] = best[start] + self._predict(graph, segment, key)
             starts.append(min(costs, key=costs.__getitem__))
             best.append(costs[starts[-1]])
         lengths, end = [], len(graph.operators)
@@ -102,28 +105,29 @@ class InitialScheme:
 
     def predict(self, graph: OperatorGraph, segment: range) -> float:
         """Predicted microseconds of a segment."""
+        return self._predict(graph, segment, segment_key(graph, segment))
+
+    def _predict(self, graph: OperatorGraph, segment: range, key: tuple) -> float:
         if graph.operators[segment.start].kind == ATTENTION:
             return 0.0
-        key = signature(graph, segment)
         if key not in self.times:
-            choice = self._choice(graph, segment)
+            choice = self._choice(graph, segment, key)
             default = lambda: sum(self._kernel_us(graph, kernel) for kernel in default_kernels(graph, segment))
             self.times[key] = self.machine.segment_us + (default() if choice is None else choice.us)
         return self.times[key]
 
-    def _may_propose(self, graph, segment) -> bool:
+    def _may_propose(self, graph, segment, key: tuple) -> bool:
         """Whether the scheme may have this segment.
 
         A template that only a search may choose needs a measured time, unless the segment is a single operator.
         """
-        choice = None if graph.operators[segment.start].kind == ATTENTION else self._choice(graph, segment)
+        choice = None if graph.operators[segment.start].kind == ATTENTION else self._choice(graph, segment, key)
         is_alone = len(segment) == 1
         return is_alone or choice is None or choice.measured_us is not None or _is_proposed(choice.template)
 
-    def _choice(self, graph, segment) -> TemplateChoice | None:
+    def _choice(self, graph, segment, key: tuple) -> TemplateChoice | None:
         if not self.chooser.templates:
             return None
-        key = signature(graph, segment)
         if key not in self.choices:
             choice = self.chooser.choose(SegmentContents(graph, segment).function(segment_results(graph, segment)))
             self.choices[key] = None if isinstance(choice, str) else choice

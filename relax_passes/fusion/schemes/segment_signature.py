@@ -1,5 +1,8 @@
 """Signatures of segments: operators, shapes and connections, whatever their position in the model."""
 
+import sys
+from typing import NamedTuple
+
 from tvm import relax
 from tvm.ir.expr import GenericConst
 
@@ -11,8 +14,12 @@ LEAF = "leaf"
 
 def segment_results(graph: OperatorGraph, segment: range) -> list[relax.Var]:
     """The variables of a segment's operators that are read outside it."""
-    inside = set(segment)
-    return [graph.variables[i] for i in segment if graph.readers[i] - inside or i in graph.results]
+    return [graph.variables[i] for i in _results(graph, segment)]
+
+
+def _results(graph: OperatorGraph, segment: range) -> list[int]:
+    """The operators of a segment that are read outside it: by the function's results, or by an operator behind it."""
+    return [i for i in segment if i in graph.results or max(graph.readers[i], default=-1) >= segment.stop]
 
 
 def signature(graph: OperatorGraph, segment: range) -> tuple:
@@ -20,27 +27,47 @@ def signature(graph: OperatorGraph, segment: range) -> tuple:
 
     For an attention only its result counts, not the kernel.
     """
-    outside = {}
+    structures = tuple(_description(graph, i).structure for i in segment)
+    connections, results = _connections(graph, segment)
+    return tuple(zip(structures, connections)), results
 
-    def position(leaf: relax.Var, ty: str):
-        """The leaf's position in the segment; for a value from outside, its number among these and its type."""
-        i = graph.index.get(leaf)
-        if i is not None and i in segment:
-            return i - segment.start
+
+def segment_key(graph: OperatorGraph, segment: range) -> tuple:
+    """A value that is equal where `signature` is, to look a segment up: it is hashed and compared faster."""
+    return tuple(_description(graph, i).name for i in segment), *_connections(graph, segment)
+
+
+class _Description(NamedTuple):
+    """An operator's expression with all views that it reads through, its name, and the leaves.
+
+    The name is a string that is the same object for equal structures.  A leaf is (operator's number, or variable that
+    none is bound to; its type).
+    """
+
+    structure: tuple
+    name: str
+    leaves: tuple[tuple[int | relax.Var, str], ...]
+
+
+def _connections(graph: OperatorGraph, segment: range) -> tuple:
+    """Where each operator's leaves come from, and which operators give the segment's results.
+
+    A leaf is its position in the segment; for a value from outside, its number among these and its type.
+    """
+    outside: dict[int | relax.Var, int] = {}
+    start = segment.start
+
+    def position(leaf: int | relax.Var, ty: str):
+        if isinstance(leaf, int) and leaf >= start:  # an operator reads earlier ones
+            return leaf - start
         return outside.setdefault(leaf, len(outside)), ty
 
-    operators = []
-    for i in segment:
-        structure, leaves = _description(graph, i)
-        operators.append((structure, tuple(position(*leaf) for leaf in leaves)))
-    return tuple(operators), tuple(graph.index[var] - segment.start for var in segment_results(graph, segment))
+    connections = tuple(tuple(position(*leaf) for leaf in _description(graph, i).leaves) for i in segment)
+    return connections, tuple(i - start for i in _results(graph, segment))
 
 
-def _description(graph: OperatorGraph, i: int) -> tuple:
-    """An operator's expression with all views that it reads through, and the variables at its leaves with their types.
-
-    It does not depend on the segment that the operator is in, so it is made once.
-    """
+def _description(graph: OperatorGraph, i: int) -> _Description:
+    """The description of an operator.  It does not depend on the segment that it is in, so it is made once."""
     if i not in graph.descriptions:
         leaves = []
         var = graph.variables[i]
@@ -49,7 +76,8 @@ def _description(graph: OperatorGraph, i: int) -> tuple:
             structure = ATTENTION, str(var.ty)
         else:
             structure = _describe(graph, graph.bindings.values[var], leaves)
-        graph.descriptions[i] = structure, tuple(leaves)
+        numbered = tuple((graph.index.get(leaf, leaf), ty) for leaf, ty in leaves)
+        graph.descriptions[i] = _Description(structure, sys.intern(repr(structure)), numbered)
     return graph.descriptions[i]
 
 

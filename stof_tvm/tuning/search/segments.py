@@ -10,7 +10,7 @@ from relax_passes.fusion.operators import ATTENTION, OperatorGraph
 from relax_passes.fusion.partition_segments import SegmentContents
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
 from relax_passes.fusion.schemes.initial_scheme import InitialScheme
-from relax_passes.fusion.schemes.segment_signature import segment_results, signature
+from relax_passes.fusion.schemes.segment_signature import segment_key, segment_results
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.schedule.apply_tuning_records import is_unscheduled
 from relax_passes.schedule.cpu import cpu_functions
@@ -49,7 +49,7 @@ class Segments:
     def __getitem__(self, segment: range) -> SegmentTasks:
         """The tasks of a segment, the range of its operators."""
         if segment not in self._known:
-            key = signature(self.graph, segment)
+            key = segment_key(self.graph, segment)
             if key not in self._by_signature:
                 self._by_signature[key] = self._segment(segment)
             self._known[segment] = self._by_signature[key]
