@@ -23,6 +23,7 @@ from relax_passes.fusion.partition_segments import SEGMENT
 from relax_passes.fusion.segment_calls import SegmentCall
 from relax_passes.fusion.template_choice import TemplateChooser
 from relax_passes.ir.bindings import Bindings, dtype_of, shape_of, static_shape
+from relax_passes.ir.constant_arrays import array_of, constant_of
 from relax_passes.ir.rebuild import rebuild, substitute
 from relax_passes.report_rows import SEGMENTS, segment_rows, with_rows
 from tir_kernels.compiling.quick_script import quick_script
@@ -134,7 +135,7 @@ class _Lowering:
         """The inputs of a gated product, whose weights and bias are constants in an order of their own."""
         match, inside = call.choice.match, Bindings(call.function)
         sources, problem = list(plan.inputs), plan.problem
-        constant = lambda i, shape: inside.value(sources[i]).value.numpy().reshape(shape)
+        constant = lambda i, shape: array_of(inside.value(sources[i])).reshape(shape)
         sources[1] = match.arranged(constant(1, problem.w_shape), -2 if problem.w_layout == "nk" else -1)
         if problem.gate_bias:
             sources[2] = match.arranged(constant(2, (problem.w_columns,)), 0)
@@ -148,7 +149,7 @@ class _Lowering:
         if isinstance(source, Statistics):
             return self.statistics[source.call]
         if isinstance(source, np.ndarray):
-            return relax.const(source.astype(dtype), dtype)
+            return constant_of(source, dtype)
         return views.emit_as(source, shape, dtype)
 
     def _kernel(self, builder, plan: Plan):

@@ -18,6 +18,11 @@ def array_of(constant: GenericConst) -> np.ndarray:
     return array
 
 
+def constant_of(array: np.ndarray, dtype: str) -> GenericConst:
+    """A constant with an array's elements in `dtype`, copied once: `relax.const` copies an array twice."""
+    return relax.const(tvm.runtime.tensor(array.astype(dtype, copy=False)))
+
+
 def largest_magnitude(array: np.ndarray) -> float:
     """The largest absolute value of an array (…) of any float dtype; inf if there is a NaN, 0 without elements."""
     if array.size == 0:

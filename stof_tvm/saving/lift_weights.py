@@ -17,6 +17,7 @@ from tvm.ir.expr import GenericConst
 from relax_passes.attention.replaceable_masks import ARRAYS
 
 LEAST_BYTES = 1024  # below, an argument at each call costs more than a constant in the library
+PART_BYTES = 1 << 14  # at the beginning, in the middle and at the end of a tensor, by which others are told apart
 
 
 def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
@@ -52,7 +53,7 @@ class _Lifted:
         self.parameters: list[relax.Var] = []
         self.tensors: list[torch.Tensor] = []
         self._of_constant: dict[GenericConst, relax.Expr] = {}
-        self._numbers: dict[tuple, list[int]] = {}  # (dtype, shape, checksum of the bytes) -> tensors that share these
+        self._numbers: dict[tuple, list[int]] = {}  # (dtype, shape, checksum of parts) -> tensors that share these
 
     def replace(self, expr, least: int):
         """The expression with parameters for its constants of at least `least` bytes."""
@@ -79,7 +80,7 @@ class _Lifted:
         if tensor.nbytes < least:
             return None
         data = tensor.view(-1).view(torch.uint8).numpy().data
-        alike = self._numbers.setdefault((dtype, tensor.shape, zlib.crc32(data)), [])
+        alike = self._numbers.setdefault((dtype, tensor.shape, _checksum(data)), [])
         for number in alike:
             if torch.equal(self.tensors[number].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8)):
                 return self.parameters[number]
@@ -87,6 +88,15 @@ class _Lifted:
         self.tensors.append(tensor)
         self.parameters.append(relax.Var(f"weight{len(self.parameters)}", relax.TensorType(tensor.shape, dtype)))
         return self.parameters[-1]
+
+
+def _checksum(data: memoryview) -> int:
+    """A number that tells most tensors apart and is found without reading them whole: weights may be gigabytes."""
+    parts = {0, max(len(data) // 2 - PART_BYTES, 0), max(len(data) - PART_BYTES, 0)}
+    checksum = 0
+    for start in sorted(parts):
+        checksum = zlib.crc32(data[start : start + PART_BYTES], checksum)
+    return checksum
 
 
 def _same(new, old) -> bool:

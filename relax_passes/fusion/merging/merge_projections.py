@@ -18,6 +18,7 @@ from tvm.ir.expr import GenericConst
 from relax_passes.attention.composite import match_attention
 from relax_passes.fusion.merging.projection import Projection, match_projection
 from relax_passes.ir.bindings import Bindings, dtype_of, shape_of
+from relax_passes.ir.constant_arrays import array_of, constant_of
 from relax_passes.ir.rebuild import rebuild
 
 op = relax.op
@@ -80,7 +81,7 @@ def _emit_merged(builder, x, projections: list[Projection]) -> relax.Var:
     """The tuple of the projections' results, slices of one product."""
     transposed, dtype = projections[0].transposed, dtype_of(projections[0].result)
     sizes = [shape_of(p.result)[-1] for p in projections]
-    weight = _constant([p.weight.value.numpy() for p in projections], 0 if transposed else 1, dtype)
+    weight = _constant([array_of(p.weight) for p in projections], 0 if transposed else 1, dtype)
     packed = builder.emit(op.matmul(x, builder.emit(op.permute_dims(weight)) if transposed else weight))
     if any(p.bias is not None for p in projections):
         zero = projections[0].weight.value.numpy().dtype.type(0)
@@ -90,4 +91,4 @@ def _emit_merged(builder, x, projections: list[Projection]) -> relax.Var:
 
 
 def _constant(arrays, axis, dtype) -> GenericConst:
-    return relax.const(np.concatenate(arrays, axis), dtype)
+    return constant_of(np.concatenate(arrays, axis), dtype)

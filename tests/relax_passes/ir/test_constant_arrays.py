@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from relax_passes.ir.constant_arrays import array_of, largest_magnitude
+from relax_passes.ir.constant_arrays import array_of, constant_of, largest_magnitude
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -15,6 +15,15 @@ def test_arrays_of_constants(dtype):
     numbers = np.array([[1, 0, -3], [2, 1, 0]]).astype(dtype)
     found = array_of(relax.const(numbers, numbers.dtype.name))
     assert found.dtype == numbers.dtype and np.array_equal(found, numbers)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64", "bool"])
+def test_constants_of_arrays(dtype):
+    numbers = np.array([[1, 0, -3], [2, 1, 0]], "float32").T
+    constant = constant_of(numbers, dtype)
+    assert constant.ty.dtype == dtype and np.array_equal(array_of(constant), numbers.astype(dtype))
+    numbers[:] = 7
+    assert array_of(constant)[0, 1] != 7
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int64"])

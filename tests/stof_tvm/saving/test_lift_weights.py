@@ -8,7 +8,7 @@ from tvm import relax
 from tvm.ir.expr import GenericConst
 
 import stof_tvm
-from stof_tvm.saving.lift_weights import LEAST_BYTES, lift_weights
+from stof_tvm.saving.lift_weights import LEAST_BYTES, PART_BYTES, lift_weights
 from tests.models.quick_llvm import QUICK_LLVM
 
 LARGE = LEAST_BYTES // 4
@@ -103,3 +103,11 @@ def test_constant_results_are_the_callers_own(tmp_path):
             for result, want in zip(results, expected, strict=True):
                 assert torch.equal(result, want) and result.dtype == want.dtype
                 result.logical_not_() if result.dtype == torch.bool else result.add_(5)
+
+
+def test_tensors_that_differ_anywhere_stay_apart():
+    first = np.arange(PART_BYTES, dtype="float32")
+    other = first.copy()
+    other[len(other) // 4] += 1  # where no checksum looks
+    _, tensors = lift_weights(module(first, other, first.copy()))
+    assert [tensor.numpy().tolist() for tensor in tensors] == [first.tolist(), other.tolist()]
