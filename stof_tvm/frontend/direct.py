@@ -15,6 +15,8 @@ from stof_tvm.frontend.operators.table import OURS
 
 # Exceptions from the rule below: TVM's converter of the whole operator computes what its decomposition does.
 AS_THEY_ARE = ("silu.default",)
+# Operators that PyTorch does not count among its core, and that always give memory of their own.
+UNFILLED = (torch.ops.aten.empty_like.default,)
 
 
 def try_direct(program: ExportedProgram, converters: Container[str]) -> bool:
@@ -72,6 +74,8 @@ def _is_mixed(node) -> bool:
 
 def _is_new(node) -> bool:
     """Whether a node's result has memory of its own for sure."""
+    if node.target in UNFILLED:
+        return True
     if not _is_operator(node) or torch.Tag.core not in node.target.tags:
         return False
     return all(result.alias_info is None for result in node.target._schema.returns)

@@ -46,3 +46,29 @@ def test_what_nobody_reads_is_removed():
     assert "linear" in operators(program)
     assert try_direct(_with_readers(program), EveryConverter())
     assert operators(program) == ["relu", "add"]
+
+
+class Inverted(torch.nn.Module):
+    """Rows put back in their order, as experts do; `whole` writes into the new tensor itself, else into a view."""
+
+    def __init__(self, whole: bool):
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x, order):
+        inverse = torch.empty_like(order)
+        (inverse if self.whole else inverse[:])[order] = torch.arange(len(order))
+        return x[inverse]
+
+
+def test_a_new_tensor_is_filled_without_a_second_trace():
+    inputs = torch.randn(4, 2), torch.tensor([2, 0, 3, 1])
+    program = export_model(Inverted(whole=True), inputs, {})
+    assert try_direct(program, EveryConverter())
+    assert "index_put" in operators(program) and "index_put_" not in operators(program)
+    torch.testing.assert_close(program.module()(*inputs), inputs[0][[1, 3, 0, 2]])
+
+
+def test_a_part_of_a_new_tensor_is_filled_by_the_second_trace():
+    program = export_model(Inverted(whole=False), (torch.randn(4, 2), torch.tensor([2, 0, 3, 1])), {})
+    assert not try_direct(program, EveryConverter())
