@@ -16,6 +16,7 @@ from tqdm import tqdm
 from tvm import relax
 
 from relax_passes.attention.replaceable_masks import ReplaceableMasks
+from relax_passes.collected_seldom import collected_seldom
 from relax_passes.extensions import Extensions
 from relax_passes.fusion.partition_segments import SCHEME
 from relax_passes.fusion.schemes.fusion_scheme import FusionScheme
@@ -315,6 +316,7 @@ class _Options:
         return {"the kind of target": self.target.kind.name} | {name: str(getattr(self, name)) for name in same}
 
 
+@collected_seldom()
 def _build_one(
     model,
     call: tuple,
