@@ -11,16 +11,16 @@ from tvm.script import tirx as T
 from tir_kernels.cuda.ptx import LDMATRIX, LDMATRIX_TRANS, SHORT, address
 from tir_kernels.cuda.shared_tiles import CHUNK, CHUNK_BYTES, MMA_ROWS, SharedTile
 from tir_kernels.fusion.gemm.products.float32 import float32_warp_products
-from tir_kernels.fusion.gemm.sizes.geometry import GROUP_M, GemmGeometry
+from tir_kernels.fusion.gemm.sizes.geometry import GemmGeometry
 
 
 def tile_of(g: GemmGeometry, cta, m_tiles: int | None = None):
-    """(m tile, n tile) of a CTA: down the rows of a group of `GROUP_M`, then on to the next column.
+    """(m tile, n tile) of a CTA: down the rows of a group of `group_m`, then on to the next column.
 
     `m_tiles` are those to be taken, where they are not all.
     """
     tile, m_tiles = cta // g.config.splits, m_tiles or g.m_tiles
-    group = min(GROUP_M, m_tiles)
+    group = min(g.group_m, m_tiles)
     first = tile // (group * g.n_tiles) * group
     rows = group if m_tiles % group == 0 else T.min(group, m_tiles - first)
     inside = tile % (group * g.n_tiles)
