@@ -49,6 +49,7 @@ from tir_kernels.fusion.gemm.sizes.geometry import (
 from tir_kernels.fusion.gemm.sizes.waves import parts, tail_turns
 from tir_kernels.fusion.problem import GemmProblem, Step
 
+LARGEST_TILE = 128 * 256  # results; smaller tiles were not timed alone
 TMA_WARPS = 8  # of a tile, for which `element` holds where a tile's warps store one part after another
 
 
@@ -71,7 +72,9 @@ class Coefficients:
     again: float = 0.0  # the share of the memory's time when a further CTA reads what another has just asked for
     rates: dict = field(default_factory=dict)  # (block_m, block_n, warps, sets): a tile's time over the model's
     two_widths: float = 1.0  # time of waves of wide and of narrower tiles over the model's
-    alone: float = 1.0  # time over the model's where each multiprocessor has one tile, and all store at the same time
+    alone: float = (
+        1.0  # time over the model's where a multiprocessor has one of the largest tiles, and all store at once
+    )
     hidden: float = 0.0  # the share of an epilogue beside other warps' products, where sets of warps are not counted
 
 
@@ -129,7 +132,7 @@ FITTED_TMA = replace(
     soft=2.11,
     again=0.0756,
     two_widths=1.01,
-    alone=1.02,
+    alone=1.024,
     rates={
         (64, 32, 4, 1): 0.95,
         (64, 64, 4, 1): 1.108,
@@ -270,7 +273,7 @@ class Model:
     def us(self, c: Coefficients) -> float:
         """Predicted microseconds; see the module's description."""
         if self.config.tma:
-            is_alone = self.tiles == self.resident == self.config.sets == 1 and self.tail is None
+            is_alone = self.tiles == self.resident == self.config.sets == 1 and self.elements >= LARGEST_TILE
             waves = self._rounds(c) * (c.alone if is_alone else 1.0) + c.start
             return c.launch + soft_max(c.soft, waves, self.memory + c.again * self.shared_reads)
         work = c.product * self.products + c.shared * self.shared

@@ -29,7 +29,7 @@ PAIR_BYTES = 8  # of shared memory: a row's mean and scale
 STAGING_PAD = 8  # floats: 4 rows of accumulators written together then meet 32 different banks
 FLAG_BYTES = 16  # of shared memory: a flag that tells a CTA whether it arrived last
 GROUP_M = 8  # tiles along m that are worked on together, so that they share tiles of w in the L2 cache
-FEW_N_TILES, FEW_GROUP_M = 3, 1  # up to so many tiles along n, so many along m
+FEW_N_TILES, FEW_GROUP_M = 12, 1  # up to so many tiles along n, so many along m
 MAX_REGISTERS = 255
 NORM_VECTORS = 12  # that a lane holds at most of several rows; one row alone may have more
 NORM_AHEAD = 4  # vectors of a norm's weight and bias that a lane holds
@@ -129,7 +129,7 @@ class GemmGeometry:
     def group_m(self) -> int:
         """Tiles along m that CTAs take together, one after another, before they go on along n.
 
-        Neighbouring CTAs read what they share from the same part of the L2 cache: rows of a where few tiles lie along n.
+        Neighbouring CTAs read at the same time what they share: rows of a, where few tiles lie along n.
         """
         few = self.config.tma and not self.in_clusters and self.n_tiles <= FEW_N_TILES
         return FEW_GROUP_M if few else GROUP_M
