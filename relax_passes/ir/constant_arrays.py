@@ -19,7 +19,7 @@ def array_of(constant: GenericConst) -> np.ndarray:
 
 
 def constant_of(array: np.ndarray, dtype: str) -> GenericConst:
-    """A constant with an array's elements in `dtype`, copied once: `relax.const` copies an array twice."""
+    """A constant with the elements of an array (…) in `dtype`, copied once: `relax.const` copies an array twice."""
     return relax.const(tvm.runtime.tensor(array.astype(dtype, copy=False)))
 
 
