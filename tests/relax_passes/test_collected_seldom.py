@@ -31,3 +31,14 @@ def test_thresholds_are_what_they_were_after_an_error(thresholds):
     with pytest.raises(ValueError):
         fail()
     assert gc.get_threshold() == thresholds
+
+
+def test_contexts_of_threads_need_not_be_nested(thresholds):
+    first, second = collected_seldom(), collected_seldom()
+    first.__enter__()
+    within = gc.get_threshold()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() == within
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == thresholds
