@@ -109,7 +109,7 @@ def _crc32(file: BufferedReader, start: int, size: int) -> int:
 
 def _is_tensor(dtype, shape) -> bool:
     is_dtype = isinstance(dtype, str) and isinstance(getattr(torch, dtype, None), torch.dtype)
-    return is_dtype and isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape)
+    return is_dtype and isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
 
 
 def _size(dtype: str, shape: Iterable[int]) -> int:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import stof_tvm
-from stof_tvm.saving.weights_file import PAGE, Weights, data_start, mapped, write_weights
+from stof_tvm.saving.weights_file import PAGE, Weights, data_start, is_description, mapped, write_weights
 
 TENSORS = [
     torch.randn(3, 100),
@@ -53,6 +53,16 @@ def test_none(tmp_path):
     assert list(read(path, write(path, [])).tensors) == []
 
 
+def test_weights_without_elements(tmp_path):
+    """A member of bytes, or of none at all, with tensors that have a length of 0."""
+    path = tmp_path / "w.zip"
+    for tensors in ([torch.zeros(0, 6)], [torch.ones(3), torch.zeros(2, 0).long(), torch.ones(2)]):
+        described = write(path, tensors)
+        assert is_description(described)
+        for tensor, wanted in zip(read(path, described).tensors, tensors, strict=True):
+            assert tensor.dtype == wanted.dtype and tensor.shape == wanted.shape and torch.equal(tensor, wanted)
+
+
 def test_the_mapping_goes_with_the_last_tensor(tmp_path):
     path = tmp_path / "w.zip"
     last = read(path, write(path)).tensors[-1]
@@ -66,6 +76,24 @@ def test_a_write_does_not_reach_the_file(tmp_path):
     described = write(path)
     read(path, described).tensors[0].zero_()
     assert torch.equal(read(path, described).tensors[0], TENSORS[0])
+
+
+class WithEmpty(torch.nn.Module):
+    """A model that also returns a constant without elements."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("none", torch.zeros(0, 6))
+
+    def forward(self, x):
+        return x + 1, self.none
+
+
+def test_an_engine_that_returns_an_empty_constant_is_loaded(tmp_path):
+    x = torch.randn(4, 6)
+    stof_tvm.build(WithEmpty().eval(), "llvm", (x,), tuning_logs=False).save(tmp_path / "engine.stof")
+    first, none = stof_tvm.load(tmp_path / "engine.stof")(x)
+    assert torch.equal(first, x + 1) and none.shape == (0, 6)
 
 
 class Returned(torch.nn.Module):
