@@ -11,7 +11,7 @@ from stof_tvm.frontend.padding.rewriter import OfRow, Real, Rewriter, Value
 aten = torch.ops.aten
 UNTAGGED = {  # elementwise, though they lack the tag that says so
     *(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, aten.masked_fill.Tensor),
-    *(aten.floor_divide.default, aten.floor_divide.Scalar, aten._prelu_kernel.default),
+    *(aten.floor_divide.default, aten.floor_divide.Scalar, aten._prelu_kernel.default, aten.copy.default),
 }
 ABSORBING: dict[object, float] = {  # a result that one operand decides
     **dict.fromkeys([aten.logical_and.default, aten.bitwise_and.Tensor], 0.0),
@@ -103,10 +103,10 @@ def _as_tensor(rewriter: Rewriter, node: Node, x, kind: str):
 
 
 def _whole(rewriter: Rewriter, node: Node) -> Value:
-    """A tensor of one value."""
+    """A tensor of one value, or memory that the model writes next, which is zeros until then."""
     dims = tuple(dim_of(n) for n in rewriter.twins[node.name].meta["val"].shape)
     given = rewriter.given(node)
-    fill = given.get("fill_value", given.get("value", 0.0 if "zeros" in str(node.target) else 1.0))
+    fill = given.get("fill_value", given.get("value", 1.0 if "ones" in str(node.target) else 0.0))
     if isinstance(fill, bool | int | float):
         if "self" in given:
             dims = rewriter.value(given["self"]).dims
@@ -175,7 +175,7 @@ ELEMENTWISE_RULES = {
     ),
     **dict.fromkeys(
         [aten.full.default, aten.full_like.default, aten.ones_like.default, aten.zeros_like.default]
-        + [aten.ones.default, aten.zeros.default],
+        + [aten.ones.default, aten.zeros.default, aten.empty.memory_format, aten.empty_permuted.default],
         _whole,
     ),
     aten.scalar_tensor.default: _scalar,

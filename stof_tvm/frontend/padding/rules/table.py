@@ -38,6 +38,7 @@ OF_SIZES = {
     *(aten.slice.Tensor, aten.select.int, aten.scalar_tensor.default, aten.constant_pad_nd.default),
     aten.native_group_norm.default,
     *(aten.full.default, aten.full_like.default, aten.ones.default, aten.zeros.default),
+    *(aten.empty.memory_format, aten.empty_permuted.default),
     *(aten.arange.default, aten.arange.start, aten.arange.start_step),
 }
 

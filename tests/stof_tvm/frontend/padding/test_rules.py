@@ -94,6 +94,8 @@ COMPUTED = {
     "running mean": lambda m, x: x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None],
     "sizes": lambda m, x: (x / x.shape[1], x * x.shape[1] ** -0.5, x + x.shape[0], x.clamp(max=x.shape[1] / 9)),
     "a size as a result": lambda m, x: (x, x.shape[1], x.shape[0] * 2, torch.full((2,), x.shape[1])),
+    "memory that is written whole": lambda m, x: torch.empty_like(x).copy_(x).add_(1),
+    "memory of a size that is written whole": lambda m, x: x.new_empty(x.shape[1], 3).fill_(2).mul_(x.shape[1]),
     "whole tensors": lambda m, x: (torch.full_like(x, 2), torch.full((x.shape[1],), x.shape[1] * 1.5), x.new_ones(3)),
     "slices": lambda m, x: (x[:, 1:], x[:, :-1], x[:, ::2], x[:, :2], x[:, -2:], x[:, -3:-1], x[:, 1:3]),
     "rows": lambda m, x: (x[:, 0], x[:, -1], x[:, 1], x[0], x[:, x.shape[1] - 2]),
