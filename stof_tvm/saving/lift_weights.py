@@ -17,7 +17,7 @@ from tvm.ir.expr import GenericConst
 from relax_passes.attention.replaceable_masks import ARRAYS
 
 LEAST_BYTES = 1024  # below, an argument at each call costs more than a constant in the library
-PART_BYTES = 1 << 14  # at the beginning, in the middle and at the end of a tensor, by which others are told apart
+PART_BYTES = 20_000  # at the beginning, in the middle and at the end of a tensor, by which others are told apart
 
 
 def lift_weights(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[torch.Tensor]]:
