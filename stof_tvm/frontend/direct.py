@@ -16,7 +16,7 @@ from stof_tvm.frontend.operators.table import OURS
 # Exceptions from the rule below: TVM's converter of the whole operator computes what its decomposition does.
 AS_THEY_ARE = ("silu.default",)
 # Operators that PyTorch does not count among its core, and that always give memory of their own.
-UNFILLED = (torch.ops.aten.empty_like.default,)
+UNFILLED = (torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default, torch.ops.aten.empty_permuted.default)
 
 
 def try_direct(program: ExportedProgram, converters: Container[str]) -> bool:

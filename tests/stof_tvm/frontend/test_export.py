@@ -1,5 +1,6 @@
 """What the frontend mends of an exported program."""
 
+import pytest
 import torch
 
 from stof_tvm.frontend.direct import try_direct
@@ -51,19 +52,20 @@ def test_what_nobody_reads_is_removed():
 class Inverted(torch.nn.Module):
     """Rows put back in their order, as experts do; `whole` writes into the new tensor itself, else into a view."""
 
-    def __init__(self, whole: bool):
+    def __init__(self, whole: bool, new=torch.empty_like):
         super().__init__()
-        self.whole = whole
+        self.whole, self.new = whole, new
 
     def forward(self, x, order):
-        inverse = torch.empty_like(order)
+        inverse = self.new(order)
         (inverse if self.whole else inverse[:])[order] = torch.arange(len(order))
         return x[inverse]
 
 
-def test_a_new_tensor_is_filled_without_a_second_trace():
+@pytest.mark.parametrize("new", [torch.empty_like, lambda order: order.new_empty(4)], ids=["like", "of a shape"])
+def test_a_new_tensor_is_filled_without_a_second_trace(new):
     inputs = torch.randn(4, 2), torch.tensor([2, 0, 3, 1])
-    program = export_model(Inverted(whole=True), inputs, {})
+    program = export_model(Inverted(whole=True, new=new), inputs, {})
     assert try_direct(program, EveryConverter())
     assert "index_put" in operators(program) and "index_put_" not in operators(program)
     torch.testing.assert_close(program.module()(*inputs), inputs[0][[1, 3, 0, 2]])
