@@ -20,8 +20,8 @@ With copies by the tensor memory accelerator a multiprocessor has `rounds` tiles
     tile     = blocks * block * the tile's rate + elements of a warp * epilogue
     waves    = rounds * tile + start
 
-Rounds of wide tiles and of narrower ones after them (`waves.py`) have a tile's time each.  If there is one round only
-and its tiles are the largest, nothing hides their stores, and it takes `alone` times as long.  If CTAs or sets of warps
+Rounds of wide tiles and of narrower ones after them (`waves.py`) have a tile's time each.  If there is one round only,
+of tiles of 128 × 256, nothing hides their stores, and it takes `alone` times as long.  If CTAs or sets of warps
 take turns, a tile takes half of that, but no less than its products.  If a tile's splits are a cluster, each of its
 CTAs has a share of the epilogue, and merge is the wait for the other CTAs and the reading of all splits' sums of that
 share.
@@ -50,7 +50,7 @@ from tir_kernels.fusion.gemm.sizes.geometry import (
 from tir_kernels.fusion.gemm.sizes.waves import parts, tail_turns
 from tir_kernels.fusion.problem import GemmProblem, Step
 
-LARGEST_TILE = 128 * 256  # results; of smaller tiles single waves were not timed
+TIMED_ALONE = 128 * 256  # results of the tiles of which single waves were timed beside others
 TMA_WARPS = 8  # of a tile, for which `element` holds where a tile's warps store one part after another
 
 
@@ -73,7 +73,7 @@ class Coefficients:
     again: float = 0.0  # the share of the memory's time when a further CTA reads what another has just asked for
     rates: dict = field(default_factory=dict)  # (block_m, block_n, warps, sets): a tile's time over the model's
     two_widths: float = 1.0  # time of waves of wide and of narrower tiles over the model's
-    alone: float = 1.0  # time of a single wave of the largest tiles over the model's: all store at the same time
+    alone: float = 1.0  # time of a single wave of tiles of 128 × 256 over the model's: all store at the same time
     hidden: float = 0.0  # the share of an epilogue beside other warps' products, where sets of warps are not counted
 
 
@@ -273,7 +273,7 @@ class Model:
         """Predicted microseconds; see the module's description."""
         if self.config.tma:
             is_single = self.tiles == self.resident == self.config.sets == 1 and self.tail is None
-            waves = self._rounds(c) * (c.alone if is_single and self.elements >= LARGEST_TILE else 1.0) + c.start
+            waves = self._rounds(c) * (c.alone if is_single and self.elements == TIMED_ALONE else 1.0) + c.start
             return c.launch + soft_max(c.soft, waves, self.memory + c.again * self.shared_reads)
         work = c.product * self.products + c.shared * self.shared
         latency = soft_max(c.soft, c.wait, c.copy / self.ahead)
