@@ -299,6 +299,7 @@ def _batched_products():
             (batch(24, 512, 512, 64, 12), config),
             (batch(6, 200, 328, 72, 6, "bfloat16", (BIAS, RESIDUAL)), config),
             (batch(6, 200, 72, 320, 3, w_layout="kn"), config),
+            (batch(14, 300, 14, 64, 14), config),
         ]
     for config in (
         GemmConfig(64, 64, 64, 2, 2, 4),
@@ -311,6 +312,7 @@ def _batched_products():
         cases += [
             (batch(24, 256, 264, 264, 12), config),
             (batch(3, 199, 328, 320, 3, "bfloat16", (BIAS, GELU), w_layout="kn"), config),
+            (batch(6, 199, 45, 72, 2, "bfloat16", (BIAS, GELU)), config),
         ]
     return cases
 

@@ -225,6 +225,22 @@ def padded_rows(c=80, length=50, kernel=3, stride=2, dtype="float16"):
     return b.problem(b.concat(-1, *(b.cut(wide, 1, j, j + (count - 1) * stride + 1, stride) for j in range(kernel))))
 
 
+def depthwise(*lengths: int, n=2, c=64, kernel=3, stride=1, dtype="float16"):
+    """A depthwise convolution between half a kernel of zeros, its bias and a GELU."""
+    half = kernel // 2
+    counts = [(length + 2 * half - kernel) // stride + 1 for length in lengths]
+    weight = *(m for _ in lengths for m in (1, kernel)), c
+    b = Builder(((n, *lengths, c), dtype), (weight, dtype), ((c,), dtype))
+    x = b.pad(0, 0.0, (0, 0), *((half, half) for _ in lengths), (0, 0))
+    for i, count in enumerate(counts):
+        axis, own = 1 + 2 * i, list(b.of(x).shape)
+        own[axis : axis + 1] = [count, kernel]
+        x = b.add("take", x, shape=own, numbers=(axis, 0, stride, 1))
+    axes = [2 + 2 * i for i in range(len(lengths))]
+    x = b.add("sum", b.add("multiply", x, 1), shape=(n, *counts, c), numbers=axes, dtype=dtype)
+    return b.problem(b.add("gelu", b.add("add", x, 2)))
+
+
 def windows(shift=3, size=24, width=96, window=7, dtype="float16"):
     """Swin's: the norm of an image's rows, padded, rolled, and cut into windows."""
     whole = -(-size // window) * window
@@ -458,6 +474,10 @@ def group_cases() -> list[GroupCase]:
         "parts of sums": parts_of_sums(),
         "windows": windows(),
         "windows, one row for each": windows(shift=2, size=14),
+        "depthwise": depthwise(19, 23),
+        "depthwise, strided": depthwise(20, 17, c=40, kernel=5, stride=2, dtype="bfloat16"),
+        "depthwise, odd channels": depthwise(9, 14, c=21),
+        "depthwise, one axis": depthwise(203, c=72, kernel=4),
         "unfolded": unfolded(),
         "unfolded, odd": unfolded(7, 20, 3, 2, "bfloat16"),
         "modulated, rms": modulated(776, "bfloat16", "rms_norm"),

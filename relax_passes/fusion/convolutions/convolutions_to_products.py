@@ -12,7 +12,8 @@ is rewritten if
 
 - it is an nn.conv1d, nn.conv2d or nn.conv3d of one group, with the channels second; stride, padding and dilation are
   any;
-- or, on a GPU, an nn.conv1d of several groups for which `groups.py` has products that pay;
+- or, on a GPU, an nn.conv1d of several groups for which `groups.py` has products that pay, or one of as many groups as
+  channels and results, which is the sum of `depthwise.py`;
 - its weight depends on constants, or on parameters that stand for weights, only;
 - all lengths are numbers, none is 0, and for one group the rows have at most `MAX_ELEMENTS` elements, and the kernel
   has at most `MAX_PIECES` pieces along an axis;
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from relax_passes.fusion.convolutions import depthwise
 from relax_passes.fusion.convolutions import groups as convolution_groups
 from relax_passes.fusion.convolutions.norms import emit_group_norm, is_of_channels, missing_places
 from relax_passes.fusion.convolutions.rows import MAX_PIECES, Window, emit_matrix, emit_rows, padded, row_length, sliced
@@ -139,8 +141,9 @@ class _Rewriter:
         if 0 in (*x, *weight):
             return None
         if (groups := int(attrs.groups)) > 1:
-            pays = self.is_cuda and rank == 1 and convolution_groups.pays(x[0], weight, windows[0], groups)
-            return windows if pays else None
+            is_depthwise = depthwise.pays(x[0], x[1], weight, windows, groups)
+            pays = is_depthwise or rank == 1 and convolution_groups.pays(x[0], weight, windows[0], groups)
+            return windows if self.is_cuda and pays else None
         elements = x[0] * math.prod(window.count for window in windows) * row_length(windows, x[1])
         pieces = max(len(window.pieces) for window in windows)
         return windows if pieces <= MAX_PIECES and elements <= MAX_ELEMENTS else None
@@ -184,8 +187,11 @@ class _Rewriter:
         if bias is not None and len(shape_of(bias)) > 1:
             bias = emit(op.reshape(bias, (shape_of(var)[1],)))
         if conv.groups > 1:
-            last = emit(op.permute_dims(new(conv.x), [0, 2, 1])) if x is None else x
-            return convolution_groups.emit_products(emit, last, new(conv.weight), bias, conv.windows[0], conv.groups)
+            last = emit(op.permute_dims(new(conv.x), _to_last(len(shape_of(conv.x))))) if x is None else x
+            weight = new(conv.weight)
+            if shape_of(weight)[:2] == (conv.groups, 1):
+                return depthwise.emit_depthwise(emit, last, weight, bias, conv.windows)
+            return convolution_groups.emit_products(emit, last, weight, bias, conv.windows[0], conv.groups)
         is_last = x is not None
         rows = emit_rows(emit, x if is_last else new(conv.x), conv.windows, is_last)
         places = shape_of(rows)[1]
@@ -262,3 +268,8 @@ def _is_per_channel(shape: tuple[int, ...] | None, rank: int) -> bool:
 def _to_second(rank: int) -> list[int]:
     """The axes of a permute_dims that moves the last axis to the second place."""
     return [0, rank - 1, *range(1, rank - 1)]
+
+
+def _to_last(rank: int) -> list[int]:
+    """The axes of a permute_dims that moves the second axis to the last place."""
+    return [0, *range(2, rank), 1]

@@ -243,13 +243,13 @@ def test_slices_of_channels_and_steps_have_the_channels_last():
 @pytest.mark.parametrize(
     "shape, weight_shape, groups",
     [
-        ((1, 32, 9), (32, 1, 8), 32),
+        ((1, 32, 9), (64, 1, 8), 32),
         ((1, 4, 9), (4, 2, 4), 2),
         ((1, 4, 9), (16, 2, 3), 2),
         ((1, 264, 9), (264, 8, 3), 33),
         ((1 << 12, 128, 1 << 7), (128, 64, 65), 2),
     ],
-    ids=["depthwise", "few results", "odd rows", "many groups", "large"],
+    ids=["two results a channel", "few results", "odd rows", "many groups", "large"],
 )
 def test_groups_that_do_not_pay_stay(shape, weight_shape, groups):
     stays(module(shape, lambda emit, x: convolution(emit, x, weight(*weight_shape), groups=groups)), is_cuda=True)
@@ -260,6 +260,59 @@ def test_groups_stay_on_cpus_and_in_images():
     stays(module(x_shape, lambda emit, x: convolution(emit, x, weight(*w_shape), **options)))
     image = module((*x_shape, 9), lambda emit, x: convolution(emit, x, weight(*w_shape, 3), **options))
     stays(image, is_cuda=True)
+
+
+# -- depthwise -----------------------------------------------------------------------------------------------------
+
+# (n, c), (lengths), (kernel), options
+DEPTHWISE = {
+    "causal": ((2, 16), (19,), (3,), {"padding": [2, 0]}),
+    "strided": ((1, 6), (20,), (4,), {"strides": [3], "padding": [1, 2]}),
+    "image": ((2, 8), (7, 9), (3, 3), {"padding": [1, 1, 1, 1]}),
+    "image, strided and dilated": (
+        (1, 5),
+        (11, 14),
+        (3, 2),
+        {"strides": [2, 1], "dilation": [1, 3], "padding": [2, 0, 1, 2]},
+    ),
+    "no padding": ((1, 4), (5, 5), (5, 5), {}),
+    "video": ((1, 4), (3, 5, 4), (3, 3, 1), {"padding": [1, 1, 0, 1, 1, 0]}),
+    "one channel": ((2, 1), (8,), (3,), {}),
+}
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("case", DEPTHWISE.values(), ids=DEPTHWISE)
+def test_depthwise_convolutions_are_sums_of_windows(case, half):
+    """On a GPU: views, one product with the weight and one sum, which are a group; on a CPU they stay."""
+    (n, c), lengths, kernel, options = case
+    body = lambda emit, x: biased(emit, x, c, *kernel, half=half, groups=c, **options)
+    before = module((n, c, *lengths), body, "float16" if half else "float32")
+    if c == 1:
+        assert "matmul" in names(rewritten(before, is_cuda=True))
+        return
+    found = names(rewritten(before, is_cuda=True))
+    pad = ["nn.pad"] if any(options.get("padding", [])) else []
+    ends = ["reshape", *["add"] * half, "permute_dims", *["reshape"] * (len(kernel) > 1), *["add"] * (not half)]
+    assert found[: 1 + len(pad)] == ["permute_dims", *pad] and "matmul" not in found and "multiply" in found
+    assert [name for name in found if name in ("take", "multiply", "sum")] == ["take"] * len(kernel) + [
+        "multiply",
+        "sum",
+    ]
+    assert sorted(found[found.index("sum") + 1 :]) == sorted(ends)
+    stays(before)
+
+
+def test_a_depthwise_convolution_between_products_moves_nothing():
+    """SegFormer's: tokens as an image, and back to tokens; LFM2's and Conformer's are of one axis."""
+
+    def body(emit, x):
+        image = emit(op.reshape(emit(op.permute_dims(x, [0, 2, 1])), (2, 8, 4, 6)))
+        h = emit(op.nn.gelu(biased(emit, image, 8, 3, 3, groups=8, padding=[1, 1, 1, 1])))
+        return emit(op.permute_dims(emit(op.reshape(h, (2, 8, 24))), [0, 2, 1]))
+
+    after = names(rewritten(module((2, 24, 8), body), is_cuda=True))
+    assert after[after.index("sum") :] == ["sum", "reshape", "add", "nn.gelu"]
 
 
 # -- group norms ---------------------------------------------------------------------------------------------------

@@ -105,6 +105,14 @@ def test_a_batch_of_products(w_layout, splits, matrices, tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("n, splits, matrices", [(14, 1, 3), (70, 2, 6), (33, 1, 1)])
+def test_a_batch_of_products_of_odd_columns(n, splits, matrices, tmp_path):
+    """As the terms of SAM's relative positions are, in windows of 14 × 14."""
+    given = problem(6 * 39, n, 168, steps=(BIAS, Step("gelu")), batch=6, matrices=matrices)
+    assert_emulated(gemm_cuda, given, replace(SMALL, splits=splits), tmp_path, runs=splits)
+
+
+@needs_gxx
 @pytest.mark.parametrize(
     "w_layout, splits, gate, bias",
     [("nk", 1, "silu", False), ("kn", 1, "gelu", True), ("nk", 2, "relu", True), ("kn", 1, "silu", False)],
@@ -159,7 +167,8 @@ def test_what_is_not_supported_says_why():
 
     assert reason() is None
     assert reason(n=137, steps=(BIAS,)) is None
-    for change in ({"w_layout": "kn"}, {"steps": (RESIDUAL,)}, {"norm": Norm("layer_norm", 1e-5)}, {"batch": 2}):
+    assert reason(m=4 * 32, n=137, steps=(BIAS,), batch=4, matrices=2) is None
+    for change in ({"w_layout": "kn"}, {"steps": (RESIDUAL,)}, {"norm": Norm("layer_norm", 1e-5)}, {"gate": "silu"}):
         assert "n=137" in reason(n=137, **change) or "norm" in change
     assert "k=4" in reason(k=4)
     assert "whole rows" in reason(norm=Norm("layer_norm", 1e-5))

@@ -171,6 +171,14 @@ def test_a_batch_of_products(w_layout, sets, matrices, monkeypatch, tmp_path):
 
 
 @needs_gxx
+@pytest.mark.parametrize("n, sets, matrices", [(14, 1, 3), (14, 2, 1), (77, 2, 3), (68, 1, 3)])
+def test_a_batch_of_products_of_odd_columns(n, sets, matrices, monkeypatch, tmp_path):
+    monkeypatch.setattr(device, "GPUS", [replace(device.H200, multiprocessors=2)])
+    given = problem(3 * 100, n, 72, batch=3, matrices=matrices)
+    assert_emulated(gemm_cuda, given, config(64, 64, 64, 4, 1, 4, sets=sets), tmp_path)
+
+
+@needs_gxx
 @pytest.mark.parametrize(
     "sizes, sets",
     [

@@ -484,7 +484,8 @@ def refusal(problem: GemmProblem, takes_float32: bool = False) -> str | None:
     if problem.k % chunk:
         return f"k={problem.k} must be a multiple of {chunk}: rows are copied 16 bytes at a time"
     reads_rows = problem.w_layout == "kn" or any(step.operand in ("matrix", "normed") for step in problem.steps)
-    if problem.n % VECTOR and (reads_rows or not problem.takes_norms or problem.defers_norm):
+    whole = reads_rows or problem.norm is not None or problem.gate is not None or problem.defers_norm
+    if problem.n % VECTOR and whole:
         return f"n={problem.n} must be a multiple of {VECTOR}: rows of w, or of an operand, are read {VECTOR} at a time"
     if problem.batch > 1 and problem.rows < MMA_ROWS:
         return f"{problem.batch} products of {problem.rows} rows each, fewer than a tile's {MMA_ROWS}"
