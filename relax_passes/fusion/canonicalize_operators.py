@@ -1,6 +1,7 @@
 """Canonicalize operators: a norm or activation that the model writes out becomes one operator.
 
-    w * (x * rsqrt(mean(x * x) + eps)), or without w                 rms_norm
+    w * (x / sqrt(mean(x * x) + eps)), or without w                  rms_norm
+    the same of x - mean(x), with a bias or without                  layer_norm (both: written_norms.py)
     0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x³)))         gelu_tanh
     0.5 * x * (1 + erf(x / sqrt(2)))                                 gelu
     x * sigmoid(x)                                                   silu
@@ -14,8 +15,8 @@ replaced only if it computes exactly what the operator computes:
 - The values are floats and have the shape of the result: no factor broadcasts.
 - Factors may stand in any order.  Each constant may differ from the exact one by its rounding to the values' dtype; 1,
   1/2 and 2 are exact.
-- The mean of an RMSNorm is that of x² along the last dimension only.  The epsilon that is added to it is not negative.
-  The weight is a vector of the last dimension's length; other factors stay behind a norm of weight 1.
+- Means of a norm are along the last dimension only.  The epsilon is not negative.  Weight and bias are vectors of the
+  last dimension's length; other factors stay behind a norm of weight 1.
 - A norm that is computed in a wider dtype and cast back before the weight is applied keeps its casts; the weight is
   then applied in the wider dtype, too.  The weight of a norm that is cast to a wider dtype stays behind it.
 
@@ -31,17 +32,18 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from relax_passes.fusion.written_norms import both_orders, emit_norm, is_float, match_norm, same
 from relax_passes.ir.bindings import Bindings, dtype_of, static_shape
+from relax_passes.ir.floats import EPSILON
 from relax_passes.ir.rebuild import rebuild
 
 op = relax.op
-EPSILON = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23, "float64": 2.0**-52}
 HEADROOM = 1000.0  # a clamp against overflow stays within this of the largest number; a lower bound is the model's own
 
 
 @tvm.transform.module_pass(opt_level=0, name="CanonicalizeOperators")
 class CanonicalizeOperators:
-    """Replace spelled-out RMSNorm, GELU, SiLU and clamps against overflow in "main"."""
+    """Replace spelled-out norms, GELU, SiLU and clamps against overflow in "main"."""
 
     def transform_module(self, mod, _ctx):
         bindings = Bindings(mod["main"])
@@ -50,13 +52,8 @@ class CanonicalizeOperators:
             pad = bindings.call(var, "nn.pad")
             if pad is not None and not any(map(int, pad.attrs.pad_width)):
                 return new(pad.args[0])
-            if (norm := _match_rms_norm(bindings, var)) is not None:
-                x, weight, eps = norm
-                return _emit_rms_norm(builder, new(x), new(weight), eps, dtype_of(var))
-            if (norm := _match_plain_norm(bindings, var)) is not None:
-                x, eps = norm
-                ones = relax.const(np.ones(int(x.ty.shape[-1]), "float32"), "float32")
-                return _emit_rms_norm(builder, new(x), ones, eps, dtype_of(var))
+            if (norm := match_norm(bindings, var)) is not None:
+                return emit_norm(builder.emit, norm, new, dtype_of(var))
             clipped = _match_overflow_clamp(bindings, var) or _match_clamp(bindings, var)
             if clipped is not None:
                 x, bound = clipped
@@ -69,74 +66,14 @@ class CanonicalizeOperators:
         return rebuild(mod, replace)
 
 
-# -- RMSNorm -------------------------------------------------------------------------------------------------------
-
-
-def _match_rms_norm(bindings, var):
-    """(x, weight, eps) where `var` is weight * [cast of] x * rsqrt(mean(x * x) + eps)."""
-    if (shape := static_shape(var)) is None:
-        return None
-    for weight, normalized in _both_orders(bindings, var, "multiply"):
-        if len(weight.ty.shape) != 1 or static_shape(weight) != shape[-1:]:
-            continue
-        found = _match_normalized(bindings, _before_narrowing(bindings, normalized))
-        if found is not None and _is_float(found[0]) and static_shape(found[0]) == shape:
-            return found[0], weight, found[1]
-    return None
-
-
-def _match_plain_norm(bindings, var):
-    """(x, eps) where `var` is x * rsqrt(mean(x * x) + eps)."""
-    found = _match_normalized(bindings, var)
-    return found if found is not None and _is_float(var) and static_shape(found[0]) == static_shape(var) else None
-
-
-def _match_normalized(bindings, expr):
-    """(x, eps) where `expr` is x * rsqrt(mean(x * x) + eps)."""
-    for x, scale in _both_orders(bindings, expr, "multiply"):
-        root = bindings.call(scale, "rsqrt")
-        for mean, eps in _both_orders(bindings, root.args[0], "add") if root is not None else ():
-            mean, eps = bindings.call(mean, "mean"), bindings.scalar(eps)
-            if mean is None or eps is None or not eps >= 0 or not _along_last(mean):
-                continue
-            square = bindings.call(mean.args[0], "multiply")
-            if square is not None and all(_same(bindings, factor, x) for factor in square.args):
-                return x, eps
-    return None
-
-
-def _emit_rms_norm(builder, x, weight, eps, dtype):
-    wide = dtype_of(x)
-    weight = weight if dtype_of(weight) == wide else builder.emit(op.astype(weight, wide))
-    normalized = builder.emit(op.nn.rms_norm(x, weight, [-1], eps))
-    return normalized if dtype == wide else op.astype(normalized, dtype)
-
-
-def _along_last(mean) -> bool:
-    axes, rank = mean.attrs.axis, len(mean.args[0].ty.shape)
-    return axes is not None and [int(axis) % rank for axis in axes] == [rank - 1] and bool(mean.attrs.keepdims)
-
-
-def _before_cast(bindings, expr):
-    cast = bindings.call(expr, "astype")
-    return expr if cast is None else cast.args[0]
-
-
-def _before_narrowing(bindings, expr):
-    """`expr` before a cast from a wider float type."""
-    wide = _before_cast(bindings, expr)
-    is_narrowed = _is_float(wide) and _is_float(expr) and _bits(wide) > _bits(expr)
-    return wide if is_narrowed else expr
-
-
 # -- clamps against overflow ---------------------------------------------------------------------------------------
 
 
 def _match_overflow_clamp(bindings, var):
     """(x, max) where `var` is x between -b and b with b = where(any(isinf(x)), less, max), of float16."""
     largest = float(np.finfo("float16").max)
-    for inner, upper in _both_orders(bindings, var, "minimum"):
-        for x, lower in _both_orders(bindings, inner, "maximum"):
+    for inner, upper in both_orders(bindings, var, "minimum"):
+        for x, lower in both_orders(bindings, inner, "maximum"):
             bound = bindings.call(_before_cast(bindings, upper), "where")
             negated = bindings.call(_before_cast(bindings, lower), "negative")
             if bound is None or negated is None or not bound.same_as(bindings.value(negated.args[0])):
@@ -152,10 +89,10 @@ def _match_overflow_clamp(bindings, var):
 def _match_clamp(bindings, var):
     """(x, b) where `var` is a float x between -b and b, one number."""
     for outer, inner, sign in (("minimum", "maximum", 1), ("maximum", "minimum", -1)):
-        for bounded, first in _both_orders(bindings, var, outer):
-            for x, second in _both_orders(bindings, bounded, inner):
+        for bounded, first in both_orders(bindings, var, outer):
+            for x, second in both_orders(bindings, bounded, inner):
                 bounds = bindings.scalar(first), bindings.scalar(second)
-                if None in bounds or not _is_float(x) or static_shape(x) != static_shape(var):
+                if None in bounds or not is_float(x) or static_shape(x) != static_shape(var):
                     continue
                 if 0 < sign * bounds[0] < math.inf and bounds[0] == -bounds[1]:
                     return x, abs(bounds[0])
@@ -170,7 +107,7 @@ def _asks_for_infinities(bindings, expr, x) -> bool:
     asked = _before_cast(bindings, largest.args[0])
     if (infinite := bindings.call(asked, "isinf")) is not None:
         return infinite.args[0].same_as(x)
-    for magnitude, number in _both_orders(bindings, asked, "equal"):
+    for magnitude, number in both_orders(bindings, asked, "equal"):
         absolute = bindings.call(magnitude, "abs")
         if absolute is not None and bindings.scalar(number) == math.inf and absolute.args[0].same_as(x):
             return True
@@ -186,12 +123,12 @@ def _match_activation(bindings, var):
     if len(product.tensors) != 2:
         return None
     for x, other in (product.tensors, reversed(product.tensors)):
-        if not _is_float(x) or static_shape(x) is None or static_shape(x) != static_shape(var):
+        if not is_float(x) or static_shape(x) is None or static_shape(x) != static_shape(var):
             continue
         sigmoid = bindings.call(other, "sigmoid")
-        if sigmoid is not None and _same(bindings, sigmoid.args[0], x) and product.number == 1.0:
+        if sigmoid is not None and same(bindings, sigmoid.args[0], x) and product.number == 1.0:
             return "silu", x
-        for one, curve in _both_orders(bindings, other, "add") if product.number == 0.5 else ():
+        for one, curve in both_orders(bindings, other, "add") if product.number == 0.5 else ():
             name = _match_gelu_curve(bindings, curve, x) if bindings.scalar(one) == 1.0 else None
             if name is not None:
                 return name, x
@@ -203,16 +140,16 @@ def _match_gelu_curve(bindings, curve, x) -> str | None:
     erf = bindings.call(curve, "erf")
     if erf is not None:
         scaled = _factors(bindings, erf.args[0])
-        is_erf = len(scaled.tensors) == 1 and _same(bindings, scaled.tensors[0], x)
+        is_erf = len(scaled.tensors) == 1 and same(bindings, scaled.tensors[0], x)
         return "gelu" if is_erf and scaled.is_rounded(math.sqrt(0.5), dtype_of(x)) else None
     tanh = bindings.call(curve, "tanh")
     inner = None if tanh is None else _factors(bindings, tanh.args[0])
     if inner is None or len(inner.tensors) != 1 or not inner.is_rounded(math.sqrt(2 / math.pi), dtype_of(x)):
         return None
-    for linear, cubic in _both_orders(bindings, inner.tensors[0], "add"):
+    for linear, cubic in both_orders(bindings, inner.tensors[0], "add"):
         powers = _factors(bindings, cubic)
-        if _same(bindings, linear, x) and len(powers.tensors) == 3 and powers.is_rounded(0.044715, dtype_of(x)):
-            return "gelu_tanh" if all(_same(bindings, power, x) for power in powers.tensors) else None
+        if same(bindings, linear, x) and len(powers.tensors) == 3 and powers.is_rounded(0.044715, dtype_of(x)):
+            return "gelu_tanh" if all(same(bindings, power, x) for power in powers.tensors) else None
     return None
 
 
@@ -252,23 +189,6 @@ def _factors(bindings, expr) -> _Product:
     return product
 
 
-def _both_orders(bindings, expr, name):
-    """The two orders of the operands, if `expr` is a call of the operator."""
-    call = bindings.call(expr, name)
-    return () if call is None else (tuple(call.args), tuple(reversed(call.args)))
-
-
-def _same(bindings, a, b) -> bool:
-    """Whether two expressions are one variable, or equal casts of one."""
-    casts = [bindings.call(expr, "astype") for expr in (a, b)]
-    if None not in casts and dtype_of(a) == dtype_of(b):
-        a, b = (cast.args[0] for cast in casts)
-    return a.same_as(b)
-
-
-def _is_float(expr) -> bool:
-    return dtype_of(expr) in EPSILON
-
-
-def _bits(expr) -> int:
-    return tvm.DataType(dtype_of(expr)).bits
+def _before_cast(bindings, expr):
+    cast = bindings.call(expr, "astype")
+    return expr if cast is None else cast.args[0]

@@ -4,6 +4,8 @@ from tvm import tirx
 
 # (bits of precision, largest exponent): a cast loses nothing if neither shrinks.
 FLOATS = {"bfloat16": (8, 127), "float16": (11, 15), "float32": (24, 127), "float64": (53, 1023)}
+# The distance from 1 to the next number.
+EPSILON = {dtype: 2.0 ** (1 - bits) for dtype, (bits, _) in FLOATS.items()}
 HALVES = ("float16", "bfloat16")
 BITS = {"float32": "int32", "float64": "int64"}  # integers of the same size; every target can reinterpret these dtypes
 
