@@ -18,6 +18,8 @@ leaves the right sides as they are.
 Expressions that depend on values of tensors stay as they are: TVM knows nothing of these values, and large ones would
 overflow.
 
+A long index of a chain of reshapes is simplified first, by the ranges of its loops: most of its summands are 0.
+
 Preconditions: after scheduling, which needs the plain form; before TVM's own lowering.
 """
 
@@ -25,13 +27,14 @@ import functools
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 
 from relax_passes.ir.mapped_bodies import with_mapped_bodies
 from tir_kernels.errors import UnsupportedError
 
-MOST = 800  # quotients and remainders in one: each of a chain of shifts has those before it two or three times
+LONG = 40  # quotients and remainders in one index
+MOST = 800  # each of a chain of shifts has those before it two or three times
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShiftedQuotients")
@@ -39,9 +42,13 @@ class ShiftedQuotients:
     """Rewrite these quotients in every schedulable function of a module."""
 
     def transform_module(self, mod, _ctx):
-        too_long: list = []  # an error that a callback raises would go through TVM
-        load, store = (functools.partial(rewrite, too_long) for rewrite in (_rewrite_load, _rewrite_store))
-        mod = with_mapped_bodies(mod, [(TensorLoad, load), (tirx.BufferStore, store)])
+        too_long: list = []
+
+        def callbacks(func: tirx.PrimFunc) -> list:
+            own = _Function(func, too_long)
+            return [(TensorLoad, own.load), (tirx.BufferStore, own.store)]
+
+        mod = with_mapped_bodies(mod, callbacks)
         if too_long:
             raise UnsupportedError(
                 f"an index has more than {MOST} quotients: too many reshapes and slices follow one another, without an "
@@ -50,29 +57,50 @@ class ShiftedQuotients:
         return mod
 
 
-def _rewrite_load(too_long: list, load):
-    indices, is_new = _rewritten(load.indices, too_long)
-    return tirx.BufferLoad(load.source, indices) if is_new else load
+class _Function:
+    """What the indices of one function are rewritten with: the ranges of its loops, and those that stay too long."""
 
+    def __init__(self, func: tirx.PrimFunc, too_long: list):
+        self.func, self.too_long = func, too_long  # an error that a callback raises would go through TVM
 
-def _rewrite_store(too_long: list, store):
-    (value, *indices), is_new = _rewritten([store.value, *store.indices], too_long)
-    return tirx.BufferStore(store.buffer, value, indices) if is_new else store
+    @functools.cached_property
+    def analyzer(self) -> tvm.sym.Analyzer:
+        """Knows the ranges of the variables of loops and blocks."""
+        analyzer, found = tvm.sym.Analyzer(), {}
 
+        def bind_loop(loop) -> None:
+            found[loop.loop_var] = tvm.ir.Range.from_min_extent(loop.min, loop.extent)
 
-def _rewritten(indices, too_long: list) -> tuple[list, bool]:
-    """The indices, and whether any is new; one that would grow without end is left, and added to `too_long`."""
+        def bind_block(block) -> None:
+            found.update((var.var, var.dom) for var in block.iter_vars)
 
-    def bounded(rewrite, expr):
-        if too_long or _count(expr) > MOST:
-            too_long.append(expr)
-            return expr
-        return rewrite(expr)
+        tvm_ffi.structural_walk(self.func.body, [(tirx.For, bind_loop), (s_tir.SBlock, bind_block)], order="post")
+        for var, domain in found.items():
+            analyzer.bind(var, domain)
+        return analyzer
 
-    rewrites = ((tirx.FloorDiv, _without_shift), (tirx.FloorMod, _remainder_without_shift))
-    callbacks = [(kind, functools.partial(bounded, rewrite)) for kind, rewrite in rewrites]
-    new = [tvm_ffi.structural_map(index, callbacks, order="post") for index in indices]
-    return new, any(not a.same_as(b) for a, b in zip(new, indices))
+    def load(self, load):
+        indices, is_new = self.rewritten(load.indices)
+        return tirx.BufferLoad(load.source, indices) if is_new else load
+
+    def store(self, store):
+        (value, *indices), is_new = self.rewritten([store.value, *store.indices])
+        return tirx.BufferStore(store.buffer, value, indices) if is_new else store
+
+    def rewritten(self, expressions) -> tuple[list, bool]:
+        """The expressions, and whether any is new; one that would grow without end is left, and noted."""
+
+        def bounded(rewrite, expr):
+            if self.too_long or _count(expr) > MOST:
+                self.too_long.append(expr)
+                return expr
+            return rewrite(expr)
+
+        rewrites = ((tirx.FloorDiv, _without_shift), (tirx.FloorMod, _remainder_without_shift))
+        callbacks = [(kind, functools.partial(bounded, rewrite)) for kind, rewrite in rewrites]
+        short = [x if _count(x) <= LONG or _loads(x) else self.analyzer.simplify(x) for x in expressions]
+        new = [tvm_ffi.structural_map(x, callbacks, order="post") for x in short]
+        return new, any(not a.same_as(b) for a, b in zip(new, expressions))
 
 
 def _count(expr) -> int:
@@ -87,9 +115,14 @@ def _is_index_arithmetic(expr) -> bool:
     """Whether this is a quotient or remainder by a constant, of loop variables and not of a tensor's elements."""
     if not isinstance(expr.b, tirx.IntImm) or int(expr.b) <= 1:
         return False
+    return not _loads(expr.a)
+
+
+def _loads(expr) -> list:
+    """The elements of tensors that an expression reads."""
     loads: list = []
-    tvm_ffi.structural_walk(expr.a, (TensorLoad, loads.append), order="post")
-    return not loads
+    tvm_ffi.structural_walk(expr, (TensorLoad, loads.append), order="post")
+    return loads
 
 
 def _without_shift(quotient):

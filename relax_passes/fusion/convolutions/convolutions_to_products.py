@@ -193,7 +193,7 @@ class _Rewriter:
                 return depthwise.emit_depthwise(emit, last, weight, bias, conv.windows)
             return convolution_groups.emit_products(emit, last, weight, bias, conv.windows[0], conv.groups)
         is_last = x is not None
-        rows = emit_rows(emit, x if is_last else new(conv.x), conv.windows, is_last)
+        rows = emit_rows(emit, x if is_last else new(conv.x), conv.windows, is_last, self.is_cuda)
         places = shape_of(rows)[1]
         missing = missing_places(places) if self._is_normalized(var) else 0
         rows = padded(emit, rows, [(0, 0), (0, missing), (0, 0)])

@@ -32,8 +32,7 @@ def emit_depthwise(emit, x, weight, bias, windows: list[Window]) -> relax.Expr:
         widths = [0, 0, *(zeros for window in windows for zeros in (window.before, window.after)), 0, 0]
         x = emit(op.nn.pad(x, widths, pad_value=0.0))
     for i, window in enumerate(windows):
-        places = np.arange(window.count)[:, None] * window.stride + np.arange(window.kernel) * window.dilation
-        x = emit(op.take(x, relax.const(places, "int64"), axis=1 + 2 * i, mode="clip"))
+        x = emit(op.take(x, relax.const(window.places, "int64"), axis=1 + 2 * i, mode="clip"))
     terms = emit(op.multiply(x, _matrix(emit, weight, windows)))
     total = emit(op.sum(terms, axis=[2 + 2 * i for i in range(len(windows))]))
     total = emit(op.reshape(total, (n, math.prod(window.count for window in windows), channels)))

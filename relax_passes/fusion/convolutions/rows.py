@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from tvm import relax
 
 from relax_passes.ir.bindings import dtype_of, shape_of
@@ -39,6 +40,11 @@ class Window:
         return (self.length + self.before + self.after - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
 
     @property
+    def places(self) -> np.ndarray:
+        """(count, kernel): where in the padded input each place of the result reads."""
+        return np.arange(self.count)[:, None] * self.stride + np.arange(self.kernel) * self.dilation
+
+    @property
     def pieces(self) -> list[tuple[int, int]]:
         """(first element, number of elements) of the pieces of the kernel that are neighbours within one stride."""
         if self.dilation > 1:
@@ -58,19 +64,23 @@ def row_length(windows: list[Window], channels: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def emit_rows(emit, x, windows: list[Window], is_last: bool) -> relax.Expr:
+def emit_rows(emit, x, windows: list[Window], is_last: bool, is_cuda: bool) -> relax.Expr:
     """The rows (n, places, k) of x (n, …, c) if the channels are last, else of x (n, c, …).
 
     In a row the channels of each of the kernel's elements are neighbours, or the elements of each channel.  Zeros
     follow up to `row_length`.
     """
     n, places = shape_of(x)[0], math.prod(window.count for window in windows)
+    # Pieces that are wider than one element are reshapes of cut elements.  Along one axis LLVM's kernels have few of
+    # their quotients; where each is read through those of another axis they do not end.
+    overlap = [window for window in windows if len(window.pieces) > 1 and window.stride > 1]
+    gathered = _taken if overlap and len(windows) > 1 and not is_cuda else _joined
     if is_last:
         channels = shape_of(x)[-1]
-        rows = _gathered(emit, x, windows)
+        rows = gathered(emit, x, windows)
     else:
         channels, *space = shape_of(x)[1:]
-        rows = _gathered(emit, emit(op.reshape(x, (n * channels, *space, 1))), windows)
+        rows = gathered(emit, emit(op.reshape(x, (n * channels, *space, 1))), windows)
         rows = emit(op.reshape(rows, (n, channels, places, shape_of(rows)[-1])))
         rows = emit(op.permute_dims(rows, [0, 2, 1, 3]))
     size = channels * math.prod(window.kernel for window in windows)
@@ -89,8 +99,23 @@ def emit_matrix(emit, weight, windows: list[Window], is_last: bool) -> relax.Exp
     return padded(emit, matrix, [(0, 0), (0, row_length(windows, c_in) - size)])
 
 
-def _gathered(emit, x, windows: list[Window]) -> relax.Expr:
-    """The rows (n, …, kernel · c) of x (n, …, c)."""
+def _taken(emit, x, windows: list[Window]) -> relax.Expr:
+    """The rows (n, …, kernel · c) of x (n, …, c), at places that are read from tables."""
+    n, *_, channels = shape_of(x)
+    ends = [int(window.places[-1, -1]) + 1 - window.before - window.length for window in windows]
+    widths = [(window.before, max(0, end)) for window, end in zip(windows, ends, strict=True)]
+    x = padded(emit, x, [(0, 0), *widths, (0, 0)])
+    for i, window in enumerate(windows):
+        x = emit(op.take(x, relax.const(window.places, "int64"), axis=1 + 2 * i, mode="clip"))
+    rank = len(windows)
+    order = [0, *(1 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank)), 1 + 2 * rank]
+    x = emit(op.permute_dims(x, order))
+    kernel = math.prod(window.kernel for window in windows)
+    return emit(op.reshape(x, (n, *(window.count for window in windows), kernel * channels)))
+
+
+def _joined(emit, x, windows: list[Window]) -> relax.Expr:
+    """The rows (n, …, kernel · c) of x (n, …, c), joined from slices."""
     x = padded(emit, x, [(0, 0), *(window.padding for window in windows), (0, 0)])
     for axis, window in reversed(list(enumerate(windows, 1))):
         pieces = [_piece(emit, x, axis, window, *piece) for piece in window.pieces]

@@ -6,9 +6,11 @@ import torch
 import tvm
 from tvm import relax
 
+import stof_tvm
 from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
 from relax_passes.ir.bindings import WEIGHTS, Bindings, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
+from tests.models.quick_llvm import QUICK_LLVM
 from tests.relax_passes.fusion.modules import inputs_of, module_of, run, weight
 
 op = relax.op
@@ -114,6 +116,46 @@ def test_agrees_with_pytorch(case):
     )
     (out,) = run(after, x)
     np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel, stride, padding, channels", [(7, 4, 3, 3), (7, 2, 3, 3), (4, 2, 1, 3), (5, 3, 0, 8)])
+def test_overlapping_windows_of_images_build_on_cpus(kernel, stride, padding, channels):
+    """ResNet's and SegFormer's stems: joined from slices their indices had hundreds of quotients, without end."""
+    model = torch.nn.Conv2d(channels, 4, kernel, stride, padding).eval()
+    x = torch.randn(1, channels, 20, 23, generator=torch.Generator().manual_seed(0))
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False)
+    with torch.no_grad():
+        torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_patches_of_transposed_videos_build_on_cpus():
+    """VideoMAE's: frames before channels; most summands of the long index are 0."""
+
+    class Patches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv3d(3, 8, (2, 16, 16), (2, 16, 16))
+
+        def forward(self, x):
+            return self.conv(x.permute(0, 2, 1, 3, 4)).flatten(2).transpose(1, 2)
+
+    model, x = Patches().eval(), torch.randn(1, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False)
+    with torch.no_grad():
+        torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_which_windows_are_read_at_places_of_tables():
+    def found(lengths, c_out, kernel, is_cuda=False, **options):
+        shape = (1, 3, *lengths)
+        body = lambda emit, x: convolution(emit, x, weight(c_out, 3, *kernel), **options)
+        return names(ConvolutionsToProducts(is_cuda)(module(shape, body)))
+
+    assert found((20, 20), 4, (3, 3), strides=[2, 2]).count("take") == 2
+    assert "take" not in found((20, 20), 4, (3, 3), is_cuda=True, strides=[2, 2])
+    assert "take" not in found((20, 20), 4, (3, 3))  # no piece is wider than one element
+    assert "take" not in found((20, 20), 4, (4, 4), strides=[4, 4])  # one piece
+    assert "take" not in found((20,), 4, (5,), strides=[2])  # one axis
 
 
 # -- the channels' place -------------------------------------------------------------------------------------------
