@@ -45,6 +45,7 @@ from relax_passes.fusion.sorting.cumulative_counts import CumulativeCounts
 from relax_passes.fusion.sorting.places_inside import PlacesInside
 from relax_passes.fusion.sorting.sorts_to_kernels import SortsToKernels
 from relax_passes.fusion.template_choice import TemplateChooser
+from relax_passes.fusion.vector_products import VectorProducts
 from relax_passes.parallel.align_constants import AlignConstants
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import ShardTensors
@@ -179,7 +180,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         FoldClosedExpressions(),
         CanonicalizeOperators(),
         CumulativeCounts(),
-        *([SortsToKernels(job.target)] if job.is_cuda else []),
+        *([VectorProducts(), SortsToKernels(job.target)] if job.is_cuda else []),
         *job.extensions.rules,
         # In this order: a place that is known to lie inside is clipped, and products take missing rows for NaN.
         *([GatheredRows(job.chooser), PlacesInside()] if job.is_cuda else []),

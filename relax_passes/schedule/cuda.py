@@ -10,6 +10,7 @@ from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.fitting import Fitting
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from relax_passes.schedule.cuda_rules.scatter_slices import ScatterSlices
+from relax_passes.schedule.cuda_rules.short_rows import ShortRows
 from relax_passes.schedule.fused_functions import fused_functions
 from relax_passes.schedule.repairs import REPAIRS
 from relax_passes.tuned_choices import TunedChoices
@@ -32,7 +33,14 @@ class ScheduleForCUDA:
     def transform_module(self, mod, _ctx):
         gpu = dlight.gpu
         of_tvm = gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction()
-        rules = ScatterSlices(), *map(Fitting, of_tvm), ReduceRows(), Elementwise(), gpu.Fallback()
+        rules = (
+            ScatterSlices(),
+            Fitting(ShortRows()),
+            *map(Fitting, of_tvm),
+            ReduceRows(),
+            Elementwise(),
+            gpu.Fallback(),
+        )
         with self.target, quick_script():  # the rules import 248 TVMScript functions
             return dlight.ApplyDefaultSchedule(*rules)(mod)
 

@@ -8,6 +8,7 @@ from relax_passes.schedule.cuda import ScheduleForCUDA, cuda_passes
 from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.fitting import STATIC_SHARED_BYTES, shared_bytes
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
+from relax_passes.schedule.cuda_rules.short_rows import ShortRows
 from tir_kernels.cuda.compile import cuda_source, have_nvcc, resource_usage
 from tir_kernels.target import parse_target
 
@@ -84,6 +85,31 @@ def legalized(mod):
     return next(f for _, f in mod.functions_items() if not isinstance(f, relax.Function))
 
 
+SHORT = {
+    "a softmax": ((4096, 9), lambda x: relax.op.nn.softmax(x, -1)),
+    "its axis before one of length 1": ((4096, 9, 1), lambda x: relax.op.nn.softmax(x, 1)),
+    "several leading axes": ((4, 1024, 16), lambda x: relax.op.nn.log_softmax(x, -1)),
+    "what is left of a mean": ((4100, 12), lambda x: relax.op.subtract(x, relax.op.mean(x, -1, keepdims=True))),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_thread_has_a_short_row(name):
+    """As the weights of ConvBERT's kernels, 24,576 rows of 9; dlight would give each a CTA."""
+    shape, body = SHORT[name]
+    target = parse_target("cuda -arch=sm_80")
+    (kernel,) = kernels(module_of(shape, body), target).values()
+    code = code_of(kernel, target)
+    assert "__launch_bounds__(128)" in code and "__shared__" not in code and "__syncthreads" not in code
+    assert not have_nvcc() or resource_usage(code, "sm_80")[0].spill_bytes == 0
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4096, 64), -1), ((512, 9), -1), ((9, 4096), 0)])
+def test_rows_that_are_long_few_or_across_are_left_to_others(shape, axis):
+    kernel = legalized(module_of(shape, lambda x: relax.op.nn.softmax(x, axis)))
+    assert ShortRows().apply(kernel, parse_target("cuda -arch=sm_80"), False) is None
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_what_the_rules_leave_to_others(arch):
     target = parse_target(f"cuda -arch={arch}")
@@ -91,6 +117,8 @@ def test_what_the_rules_leave_to_others(arch):
     short = legalized(module_of((4096, 8), lambda x: relax.op.sum(x, axis=1)))
     for kernel in (first, short, add_one):
         assert ReduceRows().apply(kernel, target, False) is None
+    for kernel in (first, short, add_one):
+        assert ShortRows().apply(kernel, target, False) is None
     for kernel in (first, add_one):
         assert Elementwise().apply(kernel, target, False) is None
 

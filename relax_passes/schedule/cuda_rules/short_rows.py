@@ -1,0 +1,49 @@
+"""A schedule rule for CUDA: several reductions along rows of few elements, such as a softmax, a thread for each row.
+
+dlight's rule gives each row a CTA of 256 threads, of which those of the row's elements work.
+"""
+
+from tvm import s_tir
+from tvm.s_tir import dlight
+from tvm.s_tir.dlight.analysis import normalize_prim_func
+from tvm.s_tir.dlight.base import try_inline_contiguous_spatial
+
+THREADS = 128
+MOST_ELEMENTS = 32  # of a row
+LEAST_ROWS = 1024  # so many threads hide what each waits for
+
+
+class ShortRows(dlight.ScheduleRule):
+    """For blocks that share all their dimensions but the last, which some of them reduce; None for anything else."""
+
+    def apply(self, func, _target, _tunable):
+        schedule = s_tir.Schedule(func)
+        blocks = normalize_prim_func(schedule)
+        blocks = try_inline_contiguous_spatial(schedule, blocks) if blocks else None
+        if not blocks or not any("R" in block.dom_kind() for block in blocks[:-1]):
+            return None
+        *shared, last = [[int(n) for n in _extents(block)] for block in blocks]
+        leading = last[:-1]
+        rows, elements = 1, last[-1] if last else 0
+        for n in leading:
+            rows *= n
+        fits = all(extents in ([*leading, elements], leading) for extents in shared)
+        kinds = {block.dom_kind() for block in blocks}
+        if not fits or elements > MOST_ELEMENTS or rows < LEAST_ROWS or not kinds <= _kinds(len(leading)):
+            return None
+        loops = schedule.get_loops(blocks[-1].block_rv)
+        first, thread = schedule.split(schedule.fuse(*loops[:-1]), [None, THREADS])
+        schedule.bind(first, "blockIdx.x")
+        schedule.bind(thread, "threadIdx.x")
+        for block in reversed(blocks[:-1]):
+            schedule.set_scope(block.block_rv, 0, "local")
+            schedule.compute_at(block.block_rv, thread, preserve_unit_loops=True)
+        return schedule
+
+
+def _extents(block) -> list:
+    return [iteration.dom for iteration in block.iters]
+
+
+def _kinds(leading: int) -> set[str]:
+    return {"S" * leading + end for end in ("S", "R", "")}
