@@ -9,7 +9,7 @@ from tvm.s_tir.dlight.analysis import normalize_prim_func
 from tvm.s_tir.dlight.base import try_inline_contiguous_spatial
 
 THREADS = 128
-MOST_ELEMENTS = 32  # of a row
+MOST_ELEMENTS = 16  # of a row: they lie in registers
 LEAST_ROWS = 1024  # so many threads hide what each waits for
 
 
