@@ -8,6 +8,7 @@ from tvm import relax
 
 import stof_tvm
 from relax_passes.fusion.convolutions.convolutions_to_products import ConvolutionsToProducts
+from relax_passes.fusion.convolutions.rows import Window, row_length
 from relax_passes.ir.bindings import WEIGHTS, Bindings, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from tests.models.quick_llvm import QUICK_LLVM
@@ -143,6 +144,15 @@ def test_patches_of_transposed_videos_build_on_cpus():
     engine = stof_tvm.build(model, QUICK_LLVM, (x,), tuning_logs=False)
     with torch.no_grad():
         torch.testing.assert_close(engine(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels", "length"), [(7, 3, 160), (2, 3, 16), (3, 8, 80), (4, 4, 64), (5, 1, 32)]
+)
+def test_long_rows_begin_at_whole_sectors(kernel, channels, length):
+    """A row of 147 elements has 160, so that its first byte is a multiple of 32; short ones begin at multiples of 16."""
+    window = Window(32, kernel, 2, 1, 0, 0)
+    assert row_length([window, window], channels) == length
 
 
 def test_which_windows_are_read_at_places_of_tables():
