@@ -150,7 +150,7 @@ def test_patches_of_transposed_videos_build_on_cpus():
     ("kernel", "channels", "length"), [(7, 3, 160), (2, 3, 16), (3, 8, 80), (4, 4, 64), (5, 1, 32)]
 )
 def test_long_rows_begin_at_whole_sectors(kernel, channels, length):
-    """A row of 147 elements has 160, so that its first byte is a multiple of 32; short ones begin at multiples of 16."""
+    """A row of 147 elements has 160, so that its first byte is a multiple of 32; of short ones, of 16."""
     window = Window(32, kernel, 2, 1, 0, 0)
     assert row_length([window, window], channels) == length
 
