@@ -513,6 +513,8 @@ class Engine:
         for spec, tensor in zip(self._signature.inputs, tensors, strict=True):
             if tensor.device.type != self._device_type or tensor.device.index not in (None, self._index):
                 where = f"{self._device_type}:{self._index}"
+                if self._device_type == "cuda" and not torch.cuda.is_available():
+                    raise DeviceError(f"the engine runs on {where}, and there is no CUDA GPU here")
                 raise InputError(f"{spec.name} is on {tensor.device}; the engine runs on {where}")
             check_has_data(spec.name, tensor, IN_TRACED)
         check_makes_data(IN_TRACED)

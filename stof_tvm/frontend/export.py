@@ -65,6 +65,11 @@ EXPERTS = (
     "by grouped products (torch.nn.functional.grouped_mm of tokens sorted by expert), or all for every token"
 )
 
+NO_MASK = (
+    "\nIts forward takes attention_mask, which is not among the inputs: some models make one by themselves in a way "
+    "that cannot be traced, so give one, of ones where every token counts"
+)
+
 
 @one_at_a_time
 def export_model(
@@ -110,6 +115,8 @@ def export_model(
             message += EXPERTS
         elif "data-dependent" in str(error):
             message += "\nThe model decides by a tensor's values"
+        elif _leaves_out_mask(model, args, kwargs):
+            message += NO_MASK
         raise ExportError(message) from error
     finally:
         for module in training:
@@ -148,6 +155,12 @@ def _with_own_paths(program: torch.export.ExportedProgram, within: str) -> torch
                 own = {key: (f"{path}.".removeprefix(f"{within}.")[:-1], kind) for key, (path, kind) in stack.items()}
                 node.meta["nn_module_stack"] = own
     return program
+
+
+def _leaves_out_mask(model: torch.nn.Module, args: tuple, kwargs: Mapping) -> bool:
+    """Whether the model's forward has an attention_mask that a call leaves at its default."""
+    names = list(inspect.signature(model.forward).parameters)
+    return "attention_mask" in names[len(args) :] and kwargs.get("attention_mask") is None
 
 
 @one_at_a_time

@@ -259,7 +259,7 @@ def test_cross_compiling_for_cuda_without_a_gpu(model, x):
     engine = stof_tvm.build(copy.deepcopy(model).half(), "cuda -arch=sm_80", (x.half(),), mask=masks.sliding_window(4))
     assert all(site.rewritten for site in engine.report().sites)
     assert "__global__" in engine.cuda_source() and "mma" in engine.cuda_source()
-    with pytest.raises(InputError, match="runs on cuda"):
+    with pytest.raises(DeviceError, match="runs on cuda:0, and there is no CUDA GPU here"):
         engine(x.half())
     with pytest.raises(DeviceError, match="no such device"):
         engine.prepare()

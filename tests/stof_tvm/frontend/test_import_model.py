@@ -133,6 +133,22 @@ def test_a_branch_on_values_keeps_the_message_of_torch_export():
         import_model(Lambda(lambda x: x if x.sum() > 0 else -x), (X,))
 
 
+def test_a_mask_that_is_left_out_is_named_where_tracing_fails():
+    """As transformers' SwitchTransformers and LongT5 are: eager makes a mask, and what is traced has none."""
+
+    class Masked(nn.Module):
+        def forward(self, x, attention_mask=None, scale=1.0):
+            return x * attention_mask.shape[0] * scale
+
+    with pytest.raises(
+        ExportError, match="(?s)no attribute 'shape'.*takes attention_mask, which is not among the inputs"
+    ):
+        import_model(Masked(), (X,))
+    with pytest.raises(ExportError) as found:
+        import_model(Masked(), (X, torch.ones(3)), {"scale": "two"})
+    assert "not among the inputs" not in str(found.value)
+
+
 def test_transformers_cache_is_turned_off_and_that_is_told():
     model, inputs = transformers_model("gpt2", "sdpa"), transformers_inputs("gpt2", padded=False)
     assert import_model(model, (), inputs).notes == ()

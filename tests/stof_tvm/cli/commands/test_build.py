@@ -27,7 +27,7 @@ def test_json_and_text(stof, work, tmp_path):
     status, found, errors = stof("build", "my_models:masked_by_path", file, *options, "--json")
     assert (status, errors, found["file"], found["bytes"]) == (0, "", str(file), file.stat().st_size)
     assert found["report"]["float32"] == "ieee"
-    assert found["report"]["fusion_scheme"] == scheme and found["build_seconds"] > 0
+    assert found["report"]["fusion_scheme"] == scheme and found["build_seconds"] > 0 and found["save_seconds"] > 0
     assert [site["mask"] for site in found["report"]["sites"]] == ["sliding_window(8)"]
 
 
