@@ -18,6 +18,8 @@ AS_THEY_ARE = ("silu.default",)
 # Operators that PyTorch does not count among its core, and that always give memory of their own.
 UNFILLED = (torch.ops.aten.empty_like.default, torch.ops.aten.new_empty.default, torch.ops.aten.empty_permuted.default)
 
+PREDISPATCH = "torch._functorch.predispatch"
+
 
 def try_direct(program: ExportedProgram, converters: Container[str]) -> bool:
     """Change `program` in place so that the converters can take it; returns whether they can.
@@ -26,6 +28,9 @@ def try_direct(program: ExportedProgram, converters: Container[str]) -> bool:
     the names of all operators that have a converter.
     """
     graph = program.graph
+    # Calls that nobody reads open and close the levels of torch.vmap: they are no dead code.
+    if any(getattr(node.target, "__module__", "") == PREDISPATCH for node in graph.nodes):
+        return False
     place = {node: number for number, node in enumerate(graph.nodes)}
     for node in place:
         if _is_operator(node) and node.target._schema.is_mutable and not _take_out_of_place(node, place):

@@ -125,6 +125,20 @@ def test_a_tied_parameter_is_one_constant():
     assert len(tables) == 2 and tables[0].same_as(tables[1])
 
 
+VMAPPED = {
+    "dot": lambda x: torch.vmap(torch.dot)(x, x),
+    "sum": lambda x: torch.vmap(lambda a: (a * a).sum())(x),
+    "nested": lambda x: torch.vmap(torch.vmap(lambda a: a.exp()))(x),
+}
+
+
+@pytest.mark.parametrize("name", VMAPPED)
+def test_functions_of_vmap(name):
+    """Nobody reads the calls that open and close its levels."""
+    f = VMAPPED[name]
+    assert largest_error(compile_imported(import_model(Lambda(f), (X,)))(X), f(X)) < 1e-5
+
+
 # -- what it refuses ------------------------------------------------------------------------------------------------
 
 
