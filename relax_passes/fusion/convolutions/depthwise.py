@@ -12,7 +12,8 @@ import numpy as np
 from tvm import relax
 
 from relax_passes.fusion.convolutions.rows import Window
-from relax_passes.ir.bindings import shape_of
+from relax_passes.ir.bindings import dtype_of, shape_of
+from relax_passes.ir.floats import HALVES
 
 op = relax.op
 MAX_ELEMENTS = 1 << 31  # of the windows' views, whose places are 32-bit
@@ -33,8 +34,13 @@ def emit_depthwise(emit, x, weight, bias, windows: list[Window]) -> relax.Expr:
         x = emit(op.nn.pad(x, widths, pad_value=0.0))
     for i, window in enumerate(windows):
         x = emit(op.take(x, relax.const(window.places, "int64"), axis=1 + 2 * i, mode="clip"))
+    dtype = dtype_of(x)
     terms = emit(op.multiply(x, _matrix(emit, weight, windows)))
+    if dtype in HALVES:  # the sum is float32, whatever computes it
+        terms = emit(op.astype(terms, "float32"))
     total = emit(op.sum(terms, axis=[2 + 2 * i for i in range(len(windows))]))
+    if dtype in HALVES:
+        total = emit(op.astype(total, dtype))
     total = emit(op.reshape(total, (n, math.prod(window.count for window in windows), channels)))
     return total if bias is None else emit(op.add(total, bias))
 
