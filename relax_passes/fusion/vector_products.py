@@ -9,7 +9,8 @@ a reduction, which reads through the views before it, as ConvBERT's windows, and
 Preconditions: "main" is one dataflow block; after attention was rewritten, because decoding has such products; before
 `PartitionSegments`.  A product is rewritten if
 
-- its operands and its result have one float dtype, all lengths are numbers, and none is 0;
+- its operands and its result have one dtype that groups and reductions take, not float64, all lengths are numbers,
+  and none is 0;
 - both operands depend on what a call gives: a weight times rows is an ordinary product;
 - the vector's batch has as many elements as the result's, more than one;
 - a * b has less than 2^31 elements, which are summed in float32 at least.
@@ -22,11 +23,12 @@ from tvm import relax
 
 from relax_passes.ir.bindings import Bindings, dtype_of, shape_of, static_shape
 from relax_passes.ir.closed_expressions import ClosedExpressions
-from relax_passes.ir.floats import FLOATS, HALVES
+from relax_passes.ir.floats import HALVES
 from relax_passes.ir.rebuild import rebuild
 
 op = relax.op
 MAX_ELEMENTS = 1 << 31
+DTYPES = {*HALVES, "float32"}
 
 
 @tvm.transform.module_pass(opt_level=0, name="VectorProducts")
@@ -53,7 +55,7 @@ class VectorProducts:
 def _is_of_vectors(call: relax.Call, closed: ClosedExpressions) -> bool:
     values = (*call.args, call)
     dtypes = {dtype_of(x) for x in values}
-    if any(static_shape(x) is None for x in values) or len(dtypes) > 1 or not dtypes <= set(FLOATS):
+    if any(static_shape(x) is None for x in values) or len(dtypes) > 1 or not dtypes <= DTYPES:
         return False
     a, b, result = map(shape_of, values)
     if min(len(a), len(b)) < 3 or not math.prod(result) or any(closed.is_closed(x) for x in call.args):

@@ -66,10 +66,11 @@ def test_other_products_stay(name):
     tvm.ir.assert_structural_equal(VectorProducts()(mod), mod)
 
 
-def test_products_of_integers_and_of_weights_and_large_ones_stay():
+def test_products_of_other_dtypes_and_of_weights_and_large_ones_stay():
     weight = relax.const(np.ones((24, 9, 1), "float32"))
     for mod in (
         module((24, 16, 9), (24, 9, 1), "int32"),
+        module((24, 16, 9), (24, 9, 1), "float64"),
         module((24, 16, 9), (24, 9, 1), body=lambda emit, x, y: emit(op.matmul(x, weight))),
         module((1 << 16, 1 << 12, 8), (1 << 16, 8, 1), "float16"),
         module((tvm.tirx.Var("n", "int64"), 16, 9), (24, 9, 1)),
@@ -93,3 +94,11 @@ def test_windows_that_are_weighted_are_one_group():
     engine = stof_tvm.build(WeightedWindows(), "cuda -arch=sm_90a", (x, kernels), tuning_logs=False, verify=False)
     found = [(segment.kernel, "sum" in segment.operators) for segment in engine.report().segments]
     assert ("group", True) in found and not any("matmul" in segment.operators for segment in engine.report().segments)
+
+
+def test_windows_that_are_weighted_stay_products_on_cpus():
+    x, kernels = torch.randn(2, 64, 32), torch.randn(2, 64, 2, 9)
+    engine = stof_tvm.build(WeightedWindows(), "llvm", (x, kernels), tuning_logs=False, verify=False)
+    operators = {name for segment in engine.report().segments for name in segment.operators}
+    assert "matmul" in operators and "sum" not in operators
+    torch.testing.assert_close(engine(x, kernels), WeightedWindows()(x, kernels), rtol=1e-5, atol=1e-5)
