@@ -46,7 +46,8 @@ def _scheduled(schedule, blocks):
     schedule.bind(first, "blockIdx.x")
     schedule.bind(thread, "threadIdx.x")
     for block in reversed(blocks[:-1]):
-        schedule.set_scope(block.block_rv, 0, "local")
+        for number, _ in enumerate(schedule.get(block.block_rv).writes):  # a maximum and its place
+            schedule.set_scope(block.block_rv, number, "local")
         schedule.compute_at(block.block_rv, thread, preserve_unit_loops=True)
     return schedule
 

@@ -1,5 +1,8 @@
+import shutil
+
 import numpy as np
 import pytest
+import torch
 import tvm
 from tvm import relax, te
 from tvm.script import tirx as T
@@ -9,6 +12,7 @@ from relax_passes.schedule.cuda_rules.elementwise import Elementwise
 from relax_passes.schedule.cuda_rules.fitting import STATIC_SHARED_BYTES, shared_bytes
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from relax_passes.schedule.cuda_rules.short_rows import ShortRows
+from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
 from tir_kernels.cuda.compile import cuda_source, have_nvcc, resource_usage
 from tir_kernels.target import parse_target
 
@@ -34,10 +38,10 @@ def test_a_scheduled_function_comes_back_as_it_was():
     tvm.ir.assert_structural_equal(ScheduleForCUDA(parse_target("cuda -arch=sm_80"))(mod), mod)
 
 
-def module_of(shape, body):
-    """main(x) in half precision that returns `body(x)`."""
+def module_of(shape, body, dtype="float16"):
+    """main(x) that returns `body(x)`."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType(shape, "float16"))
+    x = relax.Var("x", relax.TensorType(shape, dtype))
     with builder.function("main", [x]):
         with builder.dataflow():
             out = builder.emit_output(body(x))
@@ -102,6 +106,43 @@ def test_a_thread_has_a_short_row(name):
     code = code_of(kernel, target)
     assert "__launch_bounds__(128)" in code and "__shared__" not in code and "__syncthreads" not in code
     assert not have_nvcc() or resource_usage(code, "sm_80")[0].spill_bytes == 0
+
+
+def deviations(x):
+    """In standard ones: two reductions, of which the second one reads what the first one left."""
+    return relax.op.divide(x, relax.op.sqrt(relax.op.variance(x, -1, keepdims=True)))
+
+
+RESULTS = {
+    "softmax": (lambda x: relax.op.nn.softmax(x, -1), lambda x: torch.softmax(x, -1)),
+    "log_softmax": (lambda x: relax.op.nn.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1)),
+    "deviations": (deviations, lambda x: x / x.var(-1, correction=0, keepdim=True).sqrt()),
+}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
+@pytest.mark.parametrize("elements", [9, 16])
+@pytest.mark.parametrize("name", RESULTS)
+def test_short_rows_on_the_cpu(name, elements, tmp_path):
+    """Their generated CUDA, the last CTA not full."""
+    body, reference = RESULTS[name]
+    target = parse_target("cuda -arch=sm_90a")
+    (kernel,) = kernels(module_of((1028, elements), body, "float32"), target).values()
+    launched = EmulatedKernel(code_of(kernel, target).replace("kernel_kernel(", "main_kernel("), tmp_path)
+    x = torch.randn(1028, elements, generator=torch.Generator().manual_seed(elements))
+    (result,) = (name.removesuffix("_ptr") for name in launched.parameters if name != "x_ptr")
+    arrays = {"x": aligned(x.numpy()), result: aligned(np.full((1028, elements), np.nan, "float32"))}
+    launched(arrays, {}, range(-(-1028 // 128)), 128, 0)
+    np.testing.assert_allclose(arrays[result], reference(x.double()).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_short_rows_whose_reduction_has_two_results():
+    """A maximum and its place: neither is left in memory that the kernel would have to allocate."""
+    largest = lambda x: relax.op.astype(relax.op.argmax(x, -1, keepdims=True), "float16")
+    target = parse_target("cuda -arch=sm_90a")
+    found = kernels(module_of((4096, 9), lambda x: relax.op.subtract(x, largest(x))), target)
+    code = code_of(found["fused_argmax_cast_subtract"], target)
+    assert "__launch_bounds__(128)" in code and "__shared__" not in code
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((4096, 64), -1), ((512, 9), -1), ((9, 4096), 0)])
