@@ -130,14 +130,16 @@ def _averaged(bindings, expr) -> relax.Expr | None:
         if (number := bindings.scalar(factor)) is None:
             continue
         for call in _calls(bindings, total, "sum"):
-            rounding = EPSILON[dtype_of(expr)] / 2
-            if _along_last(call) and math.isclose(number * _length(call), 1, rel_tol=rounding):
+            count = _length(call) if _along_last(call) and is_float(expr) else None
+            if count is not None and math.isclose(number * count, 1, rel_tol=EPSILON[dtype_of(expr)] / 2):
                 return call.args[0]
     return None
 
 
-def _length(reduction) -> int:
-    return int(reduction.args[0].ty.shape[-1])
+def _length(reduction) -> int | None:
+    """How many elements a reduction along the last dimension joins, if it is a number."""
+    shape = static_shape(reduction.args[0])
+    return None if shape is None else shape[-1]
 
 
 def _without_one(bindings, expr) -> relax.Expr:

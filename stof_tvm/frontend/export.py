@@ -103,6 +103,7 @@ def export_model(
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
             message += f"\nat {line}"
+        told = message
         if "not a known type" in str(error):
             message += (
                 "\nA model must return tensors, in tuples, lists, dicts or types that torch.utils._pytree knows: "
@@ -115,7 +116,7 @@ def export_model(
             message += EXPERTS
         elif "data-dependent" in str(error):
             message += "\nThe model decides by a tensor's values"
-        elif _leaves_out_mask(model, args, kwargs):
+        elif message == told and _leaves_out_mask(model, args, kwargs):
             message += NO_MASK
         raise ExportError(message) from error
     finally:

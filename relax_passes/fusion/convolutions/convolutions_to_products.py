@@ -13,7 +13,7 @@ is rewritten if
 - it is an nn.conv1d, nn.conv2d or nn.conv3d of one group, with the channels second; stride, padding and dilation are
   any;
 - or, on a GPU, an nn.conv1d of several groups for which `groups.py` has products that pay, or one of as many groups as
-  channels and results, which is the sum of `depthwise.py`;
+  channels and results, not in float64, which is the sum of `depthwise.py`;
 - its weight depends on constants, or on parameters that stand for weights, only;
 - all lengths are numbers, none is 0, and for one group the rows have at most `MAX_ELEMENTS` elements, and the kernel
   has at most `MAX_PIECES` pieces along an axis;
@@ -141,7 +141,7 @@ class _Rewriter:
         if 0 in (*x, *weight):
             return None
         if (groups := int(attrs.groups)) > 1:
-            is_depthwise = depthwise.pays(x[0], x[1], weight, windows, groups)
+            is_depthwise = dtype_of(conv) != "float64" and depthwise.pays(x[0], x[1], weight, windows, groups)
             pays = is_depthwise or rank == 1 and convolution_groups.pays(x[0], weight, windows[0], groups)
             return windows if self.is_cuda and pays else None
         elements = x[0] * math.prod(window.count for window in windows) * row_length(windows, x[1])

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from tvm import relax
 
-from relax_passes.fusion.convolutions.rows import Window
+from relax_passes.fusion.convolutions.rows import Window, windowed
 from relax_passes.ir.bindings import dtype_of, shape_of
 from relax_passes.ir.floats import HALVES
 
@@ -32,10 +32,8 @@ def emit_depthwise(emit, x, weight, bias, windows: list[Window]) -> relax.Expr:
     if any((window.before, window.after) != (0, 0) for window in windows):
         widths = [0, 0, *(zeros for window in windows for zeros in (window.before, window.after)), 0, 0]
         x = emit(op.nn.pad(x, widths, pad_value=0.0))
-    for i, window in enumerate(windows):
-        x = emit(op.take(x, relax.const(window.places, "int64"), axis=1 + 2 * i, mode="clip"))
     dtype = dtype_of(x)
-    terms = emit(op.multiply(x, _matrix(emit, weight, windows)))
+    terms = emit(op.multiply(windowed(emit, x, windows), _matrix(emit, weight, windows)))
     if dtype in HALVES:  # the sum is float32, whatever computes it
         terms = emit(op.astype(terms, "float32"))
     total = emit(op.sum(terms, axis=[2 + 2 * i for i in range(len(windows))]))

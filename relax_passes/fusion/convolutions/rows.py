@@ -109,13 +109,19 @@ def _taken(emit, x, windows: list[Window]) -> relax.Expr:
     ends = [int(window.places[-1, -1]) + 1 - window.before - window.length for window in windows]
     widths = [(window.before, max(0, end)) for window, end in zip(windows, ends, strict=True)]
     x = padded(emit, x, [(0, 0), *widths, (0, 0)])
-    for i, window in enumerate(windows):
-        x = emit(op.take(x, relax.const(window.places, "int64"), axis=1 + 2 * i, mode="clip"))
+    x = windowed(emit, x, windows)
     rank = len(windows)
     order = [0, *(1 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank)), 1 + 2 * rank]
     x = emit(op.permute_dims(x, order))
     kernel = math.prod(window.kernel for window in windows)
     return emit(op.reshape(x, (n, *(window.count for window in windows), kernel * channels)))
+
+
+def windowed(emit, x, windows: list[Window]) -> relax.Expr:
+    """The views (n, count, kernel, …, c) of padded x (n, …, c): what each place of the result reads."""
+    for i, window in enumerate(windows):
+        x = emit(op.take(x, relax.const(window.places, "int64"), axis=1 + 2 * i, mode="clip"))
+    return x
 
 
 def _joined(emit, x, windows: list[Window]) -> relax.Expr:

@@ -329,7 +329,6 @@ DEPTHWISE = {
     ),
     "no padding": ((1, 4), (5, 5), (5, 5), {}),
     "video": ((1, 4), (3, 5, 4), (3, 3, 1), {"padding": [1, 1, 0, 1, 1, 0]}),
-    "one channel": ((2, 1), (8,), (3,), {}),
 }
 
 
@@ -340,9 +339,6 @@ def test_depthwise_convolutions_are_sums_of_windows(case, half):
     (n, c), lengths, kernel, options = case
     body = lambda emit, x: biased(emit, x, c, *kernel, half=half, groups=c, **options)
     before = module((n, c, *lengths), body, "float16" if half else "float32")
-    if c == 1:
-        assert "matmul" in names(rewritten(before, is_cuda=True))
-        return
     found = names(rewritten(before, is_cuda=True))
     pad, casts = ["nn.pad"] * any(options.get("padding", [])), ["astype"] * half
     behind = ["permute_dims", "reshape"] if len(kernel) > 1 else ["permute_dims"]
@@ -350,6 +346,14 @@ def test_depthwise_convolutions_are_sums_of_windows(case, half):
     assert found[: found.index("sum") + 1] == [*views, "multiply", *casts, "sum"]
     assert sorted(found[found.index("sum") + 1 :]) == sorted([*casts, "reshape", "add", *behind])
     stays(before)
+
+
+def test_near_misses_of_depthwise_convolutions():
+    """One channel is an ordinary product; no template sums float64; two results a channel stay, too (above)."""
+    one = module((2, 1, 8), lambda emit, x: convolution(emit, x, weight(1, 1, 3), groups=1))
+    assert "matmul" in names(rewritten(one, is_cuda=True))
+    wide = relax.const(np.ones((4, 1, 3)), "float64")
+    stays(module((2, 4, 8), lambda emit, x: convolution(emit, x, wide, groups=4), "float64"), is_cuda=True)
 
 
 def test_a_depthwise_convolution_between_products_moves_nothing():

@@ -1,5 +1,3 @@
-import shutil
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from relax_passes.schedule.cuda_rules.fitting import STATIC_SHARED_BYTES, shared
 from relax_passes.schedule.cuda_rules.reduce_rows import ReduceRows
 from relax_passes.schedule.cuda_rules.short_rows import ShortRows
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned
+from tests.tir_kernels.fusion.row_emulation import needs_gxx
 from tir_kernels.cuda.compile import cuda_source, have_nvcc, resource_usage
 from tir_kernels.target import parse_target
 
@@ -120,7 +119,7 @@ RESULTS = {
 }
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed: nothing can be emulated")
+@needs_gxx
 @pytest.mark.parametrize("elements", [9, 16])
 @pytest.mark.parametrize("name", RESULTS)
 def test_short_rows_on_the_cpu(name, elements, tmp_path):
