@@ -1,4 +1,4 @@
-"""What CUDA kernels begin with: the buffers of optional arguments, and shared memory by its 32-bit address.
+"""What CUDA kernels begin with: buffers of optional arguments, shared memory by its 32-bit address, tensor maps.
 
 These are plain functions that run while a kernel is parsed; call them inside `T.meta_var`.  They name what they make.
 """
@@ -33,3 +33,9 @@ def address_of(shared):
 def shared_memory(size: int, align: int):
     """int32 address of the CTA's dynamic shared memory of `size` bytes, aligned to `align` bytes."""
     return address_of(shared_buffer(size, align))
+
+
+def prefetch_maps(maps) -> None:
+    """Start to load maps to where copies look for them; call it while a kernel is parsed."""
+    for tensor_map in maps:
+        T.evaluate(T.ptx["prefetch.tensormap"](T.address_of(tensor_map)))

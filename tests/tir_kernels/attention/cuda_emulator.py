@@ -165,7 +165,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
     bfloat = "true" if ".bf16" in instruction else "false"
     if instruction.startswith("cp.async.cg"):
         return f"cp_async({', '.join(names)});"
-    if instruction in ("prefetch.tensormap", "griddepcontrol.wait"):
+    if instruction in ("prefetch.tensormap", "griddepcontrol.wait", "griddepcontrol.launch_dependents"):
         return ""
     if instruction in ("prefetch.global.L1", "prefetch.global.L2"):
         return f"global_address({names[0]}, 1);"

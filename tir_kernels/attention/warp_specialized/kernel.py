@@ -49,7 +49,7 @@ from tir_kernels.attention.warp_specialized.work import Item, fields_of
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import gpu_of, has_wgmma
 from tir_kernels.cuda.finished import finished
-from tir_kernels.cuda.prologue import match_optional, shared_memory
+from tir_kernels.cuda.prologue import match_optional, prefetch_maps, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.wgmma import uniform_warp
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -197,6 +197,12 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         T.ptx["atom.relaxed.gpu.global.inc.u32"](to[0], taken.ptr_to([0]), T.cast(n_items - 1, "uint32"))
 
     @T.inline
+    def look_ahead(items, item, following, count, work):
+        """Go on to the item that was taken."""
+        item[0] = grid + T.cast(following[0], "int32")
+        producer.look_up(items, item[0], count, work)
+
+    @T.inline
     def natural_scores(s, bias, b, h, first_row, entries, entry, lane):
         if softmax.to_natural is not None:
             softmax.to_natural(s, bias, b, h, first_row, entries[entry, 0], lane)
@@ -289,14 +295,17 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         thread = T.thread_id([g.cta_threads])
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
         ring.initialize(base, thread)
+        if thread == g.threads:
+            prefetch_maps((q_map, k_map, v_map))
+        T.ptx["griddepcontrol.wait"]()
         if thread >= g.threads:
             if g.trades_registers:
                 T.ptx["setmaxnreg.dec.sync.aligned.u32"](PRODUCER_REGISTERS)
             if thread == g.threads:
                 following = T.alloc_local([1], "uint32")
                 item = T.alloc_local([1], "int32")
-                work = T.alloc_local([3], "int32")
-                t = T.alloc_local([1], "int32")  # items, and blocks, that were sent
+                work = T.alloc_local([4], "int32")
+                t = T.alloc_local([1], "int32")  # items, and tiles, that were sent
                 c = T.alloc_local([1], "int32")
                 item[0] = cta
                 t[0] = 0
@@ -305,12 +314,17 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     listed = T.alloc_local([1], "int32")
                     listed[0] = items[n_items - 1, 0]
                 count = T.meta_var(n_items if problem.block_map is None else listed[0])
+                producer.look_up(items, item[0], count, work)
                 while item[0] < count:
                     producer.send_item(base, q_map, items, item[0], work, t[0])
-                    take(taken, count, following)
-                    producer.send_blocks(base, k_map, v_map, entries, keep_bits, work, c)
+                    producer.send_blocks(
+                        base, k_map, v_map, entries, keep_bits, work, c,
+                        lambda: take(taken, count, following),
+                        lambda: look_ahead(items, item, following, count, work),
+                    )  # fmt: skip
                     t[0] = t[0] + 1
-                    item[0] = grid + T.cast(following[0], "int32")
+                # All that is left is in flight: the next kernel's CTAs may start where this one's end.
+                T.ptx["griddepcontrol.launch_dependents"]()
                 producer.send_end(base, t[0])
         else:
             if g.trades_registers:
@@ -421,4 +435,4 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     absent = [name for name, given in optional.items() if not given]
     blocks = "" if config.together == 1 else f"{config.together}x"
     symbol = f"warp_specialized_attention_{config.block_m}x{blocks}{config.block_n}x{config.stages}"
-    return finished(kernel, symbol, absent, fills=True)
+    return finished(kernel, symbol, absent, fills=True, waits=True)

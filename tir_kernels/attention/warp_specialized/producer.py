@@ -71,7 +71,7 @@ def tensor_maps(g: Geometry, q, k, v) -> list:
 
 
 def producer_functions(g: Geometry, rings, ring):
-    """`send_item` and `send_blocks` for each item, `send_end` after the last."""
+    """`look_up`, `send_item` and `send_blocks` for each item, `send_end` after the last."""
     problem, group, together = g.problem, g.problem.group, g.config.together
     repeats = {name: [step == 0 for step in strides(problem, name)] for name in "qkv"}
 
@@ -92,25 +92,24 @@ def producer_functions(g: Geometry, rings, ring):
         return address(base + (g.item_offset + field * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES)
 
     @T.inline
-    def send_item(base, q_map, items, item, work, t):
-        """Send the fields and the queries of the CTA's t-th item, when those of the one before have been read.
+    def look_up(items, item, count, work):
+        """work becomes [head of q, first tile, past the last tile, first row] of an item, if there is one."""
+        if item < count:
+            work[0] = items[item, Item.HEAD]
+            work[1] = items[item, Item.BEGIN]
+            work[2] = items[item, Item.END]
+            work[3] = items[item, Item.FIRST_ROW]
 
-        work becomes [head of q, first block, past the last block].
-        """
-        fields = T.alloc_local([len(Item)], "int32")
-        for i in T.unroll(len(Item)):
-            fields[i] = items[item, i]
+    @T.inline
+    def send_item(base, q_map, items, item, work, t):
+        """Send the fields and the queries of the CTA's t-th item, when those of the one before have been read."""
         ring.await_read(rings.q, base, t)
-        for i in T.unroll(len(Item)):
-            T.ptx["st.shared.b32"](item_field(base, t, i), fields[i])
         arrived = rings.q.arrived(base, t)
-        T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.q_tile.size))
-        work[0] = fields[Item.HEAD]
-        work[1] = fields[Item.BEGIN]
-        work[2] = fields[Item.END]
+        T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.q_tile.size + ITEM_BYTES))
+        T.ptx[COPY_LINE](item_field(base, t, 0), items.ptr_to([item, 0]), T.uint32(ITEM_BYTES), arrived)
         copy_tile(
             g.q_tile, base + rings.q.stage(t) * g.q_bytes, q_map, repeats["q"],
-            fields[Item.FIRST_ROW], work[0] % problem.q_heads, work[0] // problem.q_heads, arrived,
+            work[3], work[0] % problem.q_heads, work[0] // problem.q_heads, arrived,
         )  # fmt: skip
 
     @T.inline
@@ -168,10 +167,15 @@ def producer_functions(g: Geometry, rings, ring):
         copy_blocks(g.v_tile, to, v_map, repeats["v"], entries, tile, first_key, head, batch, arrived)
 
     @T.inline
-    def send_blocks(base, k_map, v_map, entries, keep_bits, work, c):
-        """Send the item's tiles, the keys of a tile before the values of the tile before; c[0] counts tiles."""
-        head = work[0] % problem.q_heads // group
-        batch = work[0] // problem.q_heads
+    def send_blocks(base, k_map, v_map, entries, keep_bits, work, c, take, look_ahead):
+        """Send the item's tiles, the keys of a tile before the values of the tile before; c[0] counts tiles.
+
+        Before the last tile's keys `take()` asks for the next item, and `look_ahead()` then reads its work.  Not
+        sooner: a CTA with a long item would take another one that CTAs with short items have time for.
+        """
+        q_head = work[0]
+        head = T.meta_var(q_head % problem.q_heads // group)
+        batch = T.meta_var(q_head // problem.q_heads)
         before = T.alloc_local([1], "int32")  # the first key of the tile before
         entry = T.alloc_local([2], "int32")  # the tile's first
         following = T.alloc_local([2], "int32")
@@ -183,12 +187,15 @@ def producer_functions(g: Geometry, rings, ring):
             for i in T.unroll(2):
                 entry[i] = following[i]
                 following[i] = entries[work[1] * together, i]  # before the waits
+            if work[1] == work[2]:
+                take()
             send_keys(base, k_map, keep_bits, entries, work[1] - 1, entry[0], entry[1], head, batch, c[0])
             if before[0] >= 0:
                 send_values(base, v_map, entries, work[1] - 2, before[0], head, batch, c[0] - 1)
             before[0] = entry[0]
             c[0] = c[0] + 1
-        if before[0] >= 0:
-            send_values(base, v_map, entries, work[1] - 1, before[0], head, batch, c[0] - 1)
+        last = work[1] - 1
+        look_ahead()
+        send_values(base, v_map, entries, last, before[0], head, batch, c[0] - 1)
 
-    return SimpleNamespace(send_item=send_item, send_blocks=send_blocks, send_end=send_end)
+    return SimpleNamespace(look_up=look_up, send_item=send_item, send_blocks=send_blocks, send_end=send_end)

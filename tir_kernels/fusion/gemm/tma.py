@@ -20,7 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's builds need its compile callback
 from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.finished import finished
-from tir_kernels.cuda.prologue import match_optional, shared_memory
+from tir_kernels.cuda.prologue import match_optional, prefetch_maps, shared_memory
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.registers import PRODUCER_REGISTERS, consumer_registers, even_registers
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PANEL, PanelTile
@@ -81,12 +81,6 @@ def encoded_maps(dtype: str, **operands) -> list:
         encode = "runtime.cuTensorMapEncodeTiled"
         T.evaluate(T.call_packed(encode, tensor_map, dtype, len(shape), buffer.data, *fields))
     return maps
-
-
-def prefetch_maps(maps) -> None:
-    """Start to load maps to where copies look for them; call it while a kernel is parsed."""
-    for tensor_map in maps:
-        T.evaluate(T.ptx["prefetch.tensormap"](T.address_of(tensor_map)))
 
 
 def pipeline(g: GemmGeometry, writers: int = 0, frame: GemmGeometry | None = None):
