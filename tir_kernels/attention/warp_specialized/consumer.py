@@ -23,7 +23,7 @@ FIRST_TURN = 8  # number of the first warpgroup's barrier for its turn
 
 
 def consumer_functions(g: Geometry, rings, ring, softmax):
-    """`start_scores`, `start_sums`, `commit`, `await_sums`, and from these `first` and `step`, for one warpgroup.
+    """`start_scores`, `start_sums`, `commit`, `await_scores`, `await_sums`, and `first` and `step`, for one warpgroup.
 
     Block c and item t, counted from 0 over all that the CTA takes, are in the stages of `rings`.
     """
@@ -106,17 +106,20 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         ring.release(rings.v, base, c, lane)
 
     @T.inline
-    def first(s, o, p, keep, state, base, warp, lane, c, is_part, scored):
-        """Leave in p the probabilities of an item's first block, whose scores were started.
+    def await_scores(s, pending):
+        """Wait for all products but the `pending` latest groups, a block's scores among those that are waited for."""
+        T.ptx["wgmma.wait_group.sync.aligned"](pending)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
 
-        `scored` is what the kernel does with a block: `look_ahead()` before its scores are there, then `to_natural(s)`
-        and, after the keep bits, `drop_keys(s)`.
+    @T.inline
+    def first(s, keep, state, base, warp, lane, c, is_part, scored):
+        """Make probabilities of the scores of an item's first block, which are there.
+
+        `scored` is what the kernel does with a block: `look_ahead()` before its scores are there (`step` alone calls
+        it), then `to_natural(s)` and, after the keep bits, `drop_keys(s)`.
         """
-        scored.look_ahead()
         if is_part:
             load_keep(keep, base, warp, lane, c)
-        T.ptx["wgmma.wait_group.sync.aligned"](0)
-        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
         T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)
         scored.to_natural(s)
@@ -124,8 +127,9 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
             softmax.mask(s, keep)
         scored.drop_keys(s)
         exponentiate(s, state)
-        if g.problem.continues:
-            rescale_sums(o, state)
+
+    @T.inline
+    def pack(p, s):
         products.pack(p, s)
 
     @T.inline
@@ -141,8 +145,7 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         start_sums(o, p, base, c - 1)
         commit()
         give_turn((warp // 4 + 1) % g.warpgroups)
-        T.ptx["wgmma.wait_group.sync.aligned"](1)
-        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
+        await_scores(s, 1)
         if is_part:
             T.cuda.warp_sync()  # every lane has its keep bits
         ring.release(rings.k, base, c, lane)
@@ -183,7 +186,10 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         start_scores=start_scores,
         start_sums=start_sums,
         commit=commit,
+        await_scores=await_scores,
         await_sums=await_sums,
+        rescale_sums=rescale_sums,
         first=first,
+        pack=pack,
         step=step,
     )
