@@ -198,12 +198,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         T.ptx["atom.relaxed.gpu.global.inc.u32"](to[0], taken.ptr_to([0]), T.cast(n_items - 1, "uint32"))
 
     @T.inline
-    def look_ahead(items, item, following, count, work):
-        """Go on to the item that was taken."""
-        item[0] = grid + T.cast(following[0], "int32")
-        producer.look_up(items, item[0], count, work)
-
-    @T.inline
     def natural_scores(s, bias, b, h, first_row, entries, entry, lane):
         if softmax.to_natural is not None:
             softmax.to_natural(s, bias, b, h, first_row, entries[entry, 0], lane)
@@ -340,15 +334,24 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     listed = T.alloc_local([1], "int32")
                     listed[0] = items[n_items - 1, 0]
                 count = T.meta_var(n_items if problem.block_map is None else listed[0])
-                producer.look_up(items, item[0], count, work)
+                entry = T.alloc_local([2], "int32")
+                sent = T.alloc_local([3], "int32")
+                sent[0] = -1
+                producer.look_up(items, entries, item[0], count, work, entry)
                 while item[0] < count:
                     producer.send_item(base, q_map, items, item[0], work, t[0])
                     producer.send_blocks(
-                        base, k_map, v_map, entries, keep_bits, work, c,
+                        base, k_map, v_map, entries, keep_bits, work, entry, sent, c,
                         lambda: take(taken, count, following),
-                        lambda: look_ahead(items, item, following, count, work),
                     )  # fmt: skip
+                    item[0] = grid + T.cast(following[0], "int32")
+                    producer.look_up(items, entries, item[0], count, work, entry)
                     t[0] = t[0] + 1
+                    if not ahead:
+                        # The next item's queries lie where this one's output does, which needs these values.
+                        producer.send_values(base, v_map, entries, sent, c[0])
+                        sent[0] = -1
+                producer.send_values(base, v_map, entries, sent, c[0])
                 # All that is left is in flight: the next kernel's CTAs may start where this one's end.
                 T.ptx["griddepcontrol.launch_dependents"]()
                 producer.send_end(base, t[0])

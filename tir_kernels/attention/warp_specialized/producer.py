@@ -71,9 +71,13 @@ def tensor_maps(g: Geometry, q, k, v) -> list:
 
 
 def producer_functions(g: Geometry, rings, ring):
-    """`look_up`, `send_item` and `send_blocks` for each item, `send_end` after the last."""
+    """`look_up`, `send_item` and `send_blocks` for each item, `send_values` and `send_end` after the last."""
     problem, group, together = g.problem, g.problem.group, g.config.together
     repeats = {name: [step == 0 for step in strides(problem, name)] for name in "qkv"}
+
+    def kv_head(q_head):
+        """(head, batch entry) of the keys and values of a head of q."""
+        return q_head % problem.q_heads // group, q_head // problem.q_heads
 
     @T.inline
     def copy_tile(tile: PanelTile, to, tensor_map, repeated, row, head, batch, arrived):
@@ -92,13 +96,18 @@ def producer_functions(g: Geometry, rings, ring):
         return address(base + (g.item_offset + field * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES)
 
     @T.inline
-    def look_up(items, item, count, work):
-        """work becomes [head of q, first tile, past the last tile, first row] of an item, if there is one."""
+    def look_up(items, entries, item, count, work, entry):
+        """Read an item of this number, if there is one, and the first block of its first tile.
+
+        work becomes [head of q, first tile, past the last tile, first row].
+        """
         if item < count:
             work[0] = items[item, Item.HEAD]
             work[1] = items[item, Item.BEGIN]
             work[2] = items[item, Item.END]
             work[3] = items[item, Item.FIRST_ROW]
+            for i in T.unroll(2):
+                entry[i] = entries[work[1] * together, i]
 
     @T.inline
     def send_item(base, q_map, items, item, work, t):
@@ -159,43 +168,41 @@ def producer_functions(g: Geometry, rings, ring):
         copy_blocks(g.k_tile, to, k_map, repeats["k"], entries, tile, first_key, head, batch, arrived)
 
     @T.inline
-    def send_values(base, v_map, entries, tile, first_key, head, batch, c):
-        ring.await_read(rings.v, base, c)
-        arrived = rings.v.arrived(base, c)
-        T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.v_tile.size))
-        to = T.meta_var(base + g.v_offset + rings.v.stage(c) * g.v_tile.size)
-        copy_blocks(g.v_tile, to, v_map, repeats["v"], entries, tile, first_key, head, batch, arrived)
+    def send_values(base, v_map, entries, sent, c):
+        """Send the values of tile c - 1, whose keys were the last to be sent, if there is one; `sent` describes it."""
+        if sent[0] >= 0:
+            ring.await_read(rings.v, base, c - 1)
+            arrived = rings.v.arrived(base, c - 1)
+            T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.v_tile.size))
+            to = T.meta_var(base + g.v_offset + rings.v.stage(c - 1) * g.v_tile.size)
+            head, batch = T.meta_var(kv_head(sent[0]))
+            copy_blocks(g.v_tile, to, v_map, repeats["v"], entries, sent[2], sent[1], head, batch, arrived)
 
     @T.inline
-    def send_blocks(base, k_map, v_map, entries, keep_bits, work, c, take, look_ahead):
-        """Send the item's tiles, the keys of a tile before the values of the tile before; c[0] counts tiles.
+    def send_blocks(base, k_map, v_map, entries, keep_bits, work, entry, sent, c, take):
+        """Send the item's tiles, the values of each after the keys of the next one, be that another item's.
 
-        Before the last tile's keys `take()` asks for the next item, and `look_ahead()` then reads its work.  Not
-        sooner: a CTA with a long item would take another one that CTAs with short items have time for.
+        c[0] counts tiles.  sent becomes [head of q, first key, tile] of the last one, whose values are not sent yet.
+        Before its keys, `take()` asks for the next item.  Not sooner: a CTA with a long item would take another one
+        that CTAs with short items have time for.
         """
-        q_head = work[0]
-        head = T.meta_var(q_head % problem.q_heads // group)
-        batch = T.meta_var(q_head // problem.q_heads)
-        before = T.alloc_local([1], "int32")  # the first key of the tile before
-        entry = T.alloc_local([2], "int32")  # the tile's first
+        head, batch = T.meta_var(kv_head(work[0]))
         following = T.alloc_local([2], "int32")
-        before[0] = -1
-        for i in T.unroll(2):
-            following[i] = entries[work[1] * together, i]
         while work[1] < work[2]:
             work[1] = work[1] + 1
             for i in T.unroll(2):
-                entry[i] = following[i]
                 following[i] = entries[work[1] * together, i]  # before the waits
             if work[1] == work[2]:
                 take()
             send_keys(base, k_map, keep_bits, entries, work[1] - 1, entry[0], entry[1], head, batch, c[0])
-            if before[0] >= 0:
-                send_values(base, v_map, entries, work[1] - 2, before[0], head, batch, c[0] - 1)
-            before[0] = entry[0]
+            send_values(base, v_map, entries, sent, c[0])
+            sent[0] = work[0]
+            sent[1] = entry[0]
+            sent[2] = work[1] - 1
+            for i in T.unroll(2):
+                entry[i] = following[i]
             c[0] = c[0] + 1
-        last = work[1] - 1
-        look_ahead()
-        send_values(base, v_map, entries, last, before[0], head, batch, c[0] - 1)
 
-    return SimpleNamespace(look_up=look_up, send_item=send_item, send_blocks=send_blocks, send_end=send_end)
+    return SimpleNamespace(
+        look_up=look_up, send_item=send_item, send_blocks=send_blocks, send_values=send_values, send_end=send_end
+    )
