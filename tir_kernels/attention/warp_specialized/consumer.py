@@ -23,7 +23,7 @@ FIRST_TURN = 8  # number of the first warpgroup's barrier for its turn
 
 
 def consumer_functions(g: Geometry, rings, ring, softmax):
-    """`start_scores`, `start_sums`, `commit`, `await_scores`, `await_sums`, and `first` and `step`, for one warpgroup.
+    """`start_scores`, `start_sums`, `commit`, `await_sums`, and from these `first` and `step`, for one warpgroup.
 
     Block c and item t, counted from 0 over all that the CTA takes, are in the stages of `rings`.
     """
@@ -87,6 +87,16 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
                 keep[i] = halves[0] | (halves[1] << T.uint32(16))
 
     @T.inline
+    def await_keep():
+        """Wait until every lane has its keep bits, which copies to their stage may then overwrite.
+
+        Without the fence an arrival overtakes loads that wait behind other CTAs' stores: on an H200 the loads then
+        found the keep bits of a later tile.
+        """
+        T.ptx["fence.proxy.async.shared::cta"]()
+        T.cuda.warp_sync()
+
+    @T.inline
     def exponentiate(s, state):
         softmax.exponentiate_lazily(
             s, state.row_max, state.row_sum, state.new_max, state.offset, state.rescale, state.moved
@@ -106,30 +116,27 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         ring.release(rings.v, base, c, lane)
 
     @T.inline
-    def await_scores(s, pending):
-        """Wait for all products but the `pending` latest groups, a block's scores among those that are waited for."""
-        T.ptx["wgmma.wait_group.sync.aligned"](pending)
-        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
+    def first(s, o, p, keep, state, base, warp, lane, c, is_part, scored):
+        """Leave in p the probabilities of an item's first block, whose scores were started.
 
-    @T.inline
-    def first(s, keep, state, base, warp, lane, c, is_part, scored):
-        """Make probabilities of the scores of an item's first block, which are there.
-
-        `scored` is what the kernel does with a block: `look_ahead()` before its scores are there (`step` alone calls
-        it), then `to_natural(s)` and, after the keep bits, `drop_keys(s)`.
+        `scored` is what the kernel does with a block: `look_ahead()` before its scores are there, then `to_natural(s)`
+        and, after the keep bits, `drop_keys(s)`.
         """
+        scored.look_ahead()
         if is_part:
             load_keep(keep, base, warp, lane, c)
-        T.cuda.warp_sync()  # every lane has its keep bits
+        T.ptx["wgmma.wait_group.sync.aligned"](0)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
+        if is_part:
+            await_keep()
         ring.release(rings.k, base, c, lane)
         scored.to_natural(s)
         if is_part:
             softmax.mask(s, keep)
         scored.drop_keys(s)
         exponentiate(s, state)
-
-    @T.inline
-    def pack(p, s):
+        if g.problem.continues:
+            rescale_sums(o, state)
         products.pack(p, s)
 
     @T.inline
@@ -145,9 +152,10 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         start_sums(o, p, base, c - 1)
         commit()
         give_turn((warp // 4 + 1) % g.warpgroups)
-        await_scores(s, 1)
+        T.ptx["wgmma.wait_group.sync.aligned"](1)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
         if is_part:
-            T.cuda.warp_sync()  # every lane has its keep bits
+            await_keep()
         ring.release(rings.k, base, c, lane)
         scored.to_natural(s)
         if is_part:
@@ -186,10 +194,7 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         start_scores=start_scores,
         start_sums=start_sums,
         commit=commit,
-        await_scores=await_scores,
         await_sums=await_sums,
-        rescale_sums=rescale_sums,
         first=first,
-        pack=pack,
         step=step,
     )

@@ -14,7 +14,6 @@ from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PAN
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # of one wgmma
 PRODUCER_REGISTERS = 32
-OVERLAP_REGISTERS = 8
 BARRIER_BYTES = 8
 WORD_BYTES = 4
 ITEM_BYTES = len(Item) * WORD_BYTES
@@ -192,15 +191,6 @@ class Geometry(AttentionGeometry):
         while fits and self.registers > self.registers_at(fits):
             fits -= 1
         return fits
-
-    @property
-    def overlaps_items(self) -> bool:
-        """Whether the softmax of an item's first block runs under the last product of the item before.
-
-        Then the sums of both are in registers.  A prior part is loaded to accumulators that are not free yet.
-        """
-        room = self.registers_at(self.ctas_per_multiprocessor) - self.registers
-        return self.q_stages > 1 and not self.problem.continues and room >= OVERLAP_REGISTERS
 
     def grid_size(self, gpu: GPU) -> int:
         """CTAs of the grid: as many as run at once."""

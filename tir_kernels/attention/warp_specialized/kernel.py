@@ -186,7 +186,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     store_out = output_store(g)
     q_heads = problem.q_heads
     ahead = g.q_stages > 1  # whether the next item is received before this one's output is stored
-    overlaps = g.overlaps_items  # whether its first softmax runs before that, too
 
     def rows_of(buffer, operand, b, h):
         """Global address of (row, element) of one head's matrix."""
@@ -237,31 +236,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
     @T.inline
     def sync_warpgroup(warpgroup):
         T.ptx["bar.sync"](T.cast(FIRST_BARRIER + warpgroup, "uint32"), T.uint32(WARPGROUP))
-
-    def block_of(bias, keys, entries, b, h, warp_row, lane):
-        """What `consumer` does with a listed block besides, see its `first`; call it while a kernel is parsed."""
-        return lambda entry: SimpleNamespace(
-            look_ahead=lambda: find_key(keys, entries, entry),
-            to_natural=lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane),
-            drop_keys=lambda s: drop_keys(s, keys, lane),
-        )
-
-    @T.inline
-    def expect(place, rest, keys, key_count, entries, base, t):
-        """Load what the first block of item t needs besides its scores; its first fields are in `place`."""
-        if problem.bias_shape is not None:
-            load_fields(rest, base, t, Item.FIRST_ROW)
-        if problem.has_key_count:
-            keys[1] = key_count[problem.key_count_index(place[Item.HEAD] // q_heads)]
-            keys[0] = entries[place[Item.BEGIN], 0]
-
-    @T.inline
-    def begin(s, keep, state, place, rest, keys, bias, entries, base, warp, lane, c):
-        """The softmax of an item's first block, whose scores are there."""
-        b = T.meta_var(place[Item.HEAD] // q_heads)
-        h = T.meta_var(place[Item.HEAD] % q_heads)
-        scored = T.meta_var(block_of(bias, keys, entries, b, h, rest[0] + warp * 16, lane)(place[Item.BEGIN]))
-        consumer.first(s, keep, state, base, warp, lane, c, place[Item.BEGIN] < place[Item.FULL], scored)
 
     @T.jit(private=True)
     def kernel(
@@ -365,12 +339,9 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             state = T.meta_var(consumer.row_state())
             row_max = T.meta_var(state.row_max)
             row_sum = T.meta_var(state.row_sum)
-            # Those of all of an item's blocks, while the state is that of the next item.
-            all_max = T.meta_var(IRBuilder.name("all_max", T.alloc_local([2], "float32")) if overlaps else row_max)
-            all_sum = T.meta_var(IRBuilder.name("all_sum", T.alloc_local([2], "float32")) if overlaps else row_sum)
-            # The first fields of the item that was received last; others are loaded when they are needed.
+            # The first fields of this item and of the next; the others are loaded when they are needed.
             place = T.alloc_local([Item.FIRST_ROW], "int32")
-            ended = T.alloc_local([Item.FIRST_ROW], "int32")
+            coming = T.meta_var(IRBuilder.name("coming", T.alloc_local([Item.FIRST_ROW], "int32")) if ahead else place)
             rest = T.alloc_local([len(Item) - Item.FIRST_ROW], "int32")
             last = T.alloc_local([1], "uint32")
             # A block's first key, and the key count.
@@ -384,82 +355,58 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             c[0] = 0
             consumer.open_turns(warpgroup)
             receive(s, place, base, warpgroup, 0, 0)
-            if overlaps:
-                if place[Item.HEAD] >= 0:
-                    expect(place, rest, keys, key_count, entries, base, 0)
-                consumer.await_scores(s, 0)
-                consumer.reset(state)
-                if place[Item.HEAD] >= 0:
-                    begin(s, keep, state, place, rest, keys, bias, entries, base, warp, lane, 0)
             while place[Item.HEAD] >= 0:
                 b = T.meta_var(place[Item.HEAD] // q_heads)
                 h = T.meta_var(place[Item.HEAD] % q_heads)
+                begin = T.meta_var(place[Item.BEGIN])
                 full = T.meta_var(place[Item.FULL])
                 end = T.meta_var(place[Item.END])
                 first_row, splits, split_number, first_slot = T.meta_var([rest[i] for i in range(4)])
                 warp_row = T.meta_var(first_row + warp * 16)
+                consumer.reset(state)
                 for i in T.unroll(4 * g.value_tiles):
                     acc[i] = T.float32(0)
-                if not overlaps:
-                    expect(place, rest, keys, key_count, entries, base, t[0])
-                    consumer.await_scores(s, 0)
-                    consumer.reset(state)
-                    if problem.continues:
-                        load_fields(rest, base, t[0], Item.FIRST_ROW)
-                        if split_number == 0:
-                            parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
-                            consumer.go_on(state)
-                    begin(s, keep, state, place, rest, keys, bias, entries, base, warp, lane, c[0])
-                    if problem.continues:
-                        consumer.rescale_sums(acc, state)
-                elif problem.bias_shape is not None:
+                if problem.continues or problem.bias_shape is not None:
                     load_fields(rest, base, t[0], Item.FIRST_ROW)
-                consumer.pack(p, s)
+                if problem.continues:
+                    if split_number == 0:
+                        parts.load_prior(prior, prior_lse, b, h, warp_row, lane, acc, row_max, row_sum)
+                        consumer.go_on(state)
+
+                if problem.has_key_count:
+                    keys[1] = key_count[problem.key_count_index(b)]
+                scored = T.meta_var(
+                    lambda entry: SimpleNamespace(
+                        look_ahead=lambda: find_key(keys, entries, entry),
+                        to_natural=lambda s: natural_scores(s, bias, b, h, warp_row, entries, entry, lane),
+                        drop_keys=lambda s: drop_keys(s, keys, lane),
+                    )
+                )
+                consumer.first(s, acc, p, keep, state, base, warp, lane, c[0], begin < full, scored(begin))
                 c[0] = c[0] + 1
-                scored = T.meta_var(block_of(bias, keys, entries, b, h, warp_row, lane))
-                second = place[Item.BEGIN] + 1
-                for i in T.serial(second, full):
+                for i in T.serial(begin + 1, full):
                     consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], True, scored(i))
                     c[0] = c[0] + 1
-                for i in T.serial(T.max(second, full), end):
+                for i in T.serial(T.max(begin + 1, full), end):
                     consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], False, scored(i))
                     c[0] = c[0] + 1
-                if overlaps:
-                    # As from block to block: the next item's first softmax runs under this one's last product.
-                    receive(s, place, base, warpgroup, t[0] + 1, c[0])
-                    consumer.start_sums(acc, p, base, c[0] - 1)
-                    consumer.commit()
-                    if place[Item.HEAD] >= 0:
-                        expect(place, rest, keys, key_count, entries, base, t[0] + 1)
-                    for r in T.unroll(2):
-                        all_max[r] = row_max[r]
-                        all_sum[r] = row_sum[r]
-                    consumer.await_scores(s, 1)
-                    consumer.reset(state)
-                    if place[Item.HEAD] >= 0:
-                        begin(s, keep, state, place, rest, keys, bias, entries, base, warp, lane, c[0])
-                    consumer.await_sums(acc, base, lane, c[0] - 1, 0)
-                else:
-                    consumer.start_sums(acc, p, base, c[0] - 1)
-                    consumer.commit()
-                    if ahead:
-                        receive(s, place, base, warpgroup, t[0] + 1, c[0])
-                    consumer.await_sums(acc, base, lane, c[0] - 1, 1 if ahead else 0)
+                consumer.start_sums(acc, p, base, c[0] - 1)
+                consumer.commit()
+                if ahead:
+                    receive(s, coming, base, warpgroup, t[0] + 1, c[0])
+                consumer.await_sums(acc, base, lane, c[0] - 1, 1 if ahead else 0)
 
                 # The last of the items that share a block row adds up all results, normalizes and stores.
-                load_fields(ended, base, t[0], 0)
                 load_fields(rest, base, t[0], Item.FIRST_ROW)
-                out_b = T.meta_var(ended[Item.HEAD] // q_heads)
-                out_h = T.meta_var(ended[Item.HEAD] % q_heads)
                 last[0] = T.uint32(1)
                 if splits > 1:
-                    split.write(partials, first_slot + split_number, thread, acc, all_max, all_sum)
+                    split.write(partials, first_slot + split_number, thread, acc, row_max, row_sum)
                     split.arrive(
                         last, arrivals.ptr_to([first_slot, warpgroup]), splits, thread % WARPGROUP,
                         base + (g.flag_offset + warpgroup * WORD_BYTES), lambda: sync_warpgroup(warpgroup),
                     )  # fmt: skip
                     if last[0] != T.uint32(0):
-                        split.merge(partials, first_slot, splits, thread, acc, all_max, all_sum)
+                        split.merge(partials, first_slot, splits, thread, acc, row_max, row_sum)
                 # Other warps' products read the queries where this one's output goes; those of other warpgroups
                 # too, where the panels of queries and of the output differ in width.
                 if g.q_tile.pitch == g.out_tile.pitch:
@@ -468,17 +415,20 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     T.ptx["bar.sync"](T.uint32(OUTPUT_BARRIER), T.uint32(g.threads))
                 if last[0] != T.uint32(0):
                     if problem.sink_dtype is not None:
-                        sinks.add(T.cast(sink[out_h], "float32"), lane, acc, all_max, all_sum)
-                    softmax.normalize(acc, all_sum)
+                        sinks.add(T.cast(sink[h], "float32"), lane, acc, row_max, row_sum)
+                    softmax.normalize(acc, row_sum)
                     staged = T.meta_var(base + rings.q.stage(t[0]) * g.q_bytes + warp * (16 * g.out_tile.pitch))
-                    store_out(acc, staged, lane, rows_of(out, "out", out_b, out_h), warp_row)
+                    store_out(acc, staged, lane, rows_of(out, "out", b, h), warp_row)
                     if problem.gives_lse:
-                        parts.store_lse(lse, out_b, out_h, warp_row, lane, all_max, all_sum)
+                        parts.store_lse(lse, b, h, warp_row, lane, row_max, row_sum)
                 T.ptx["fence.proxy.async.shared::cta"]()  # later queries arrive by the async proxy
                 T.cuda.warp_sync()
                 ring.release(rings.q, base, t[0], lane)
                 t[0] = t[0] + 1
-                if not ahead:
+                if ahead:
+                    for i in T.unroll(Item.FIRST_ROW):
+                        place[i] = coming[i]
+                else:
                     receive(s, place, base, warpgroup, t[0], c[0])
             T.ptx["wgmma.wait_group.sync.aligned"](0)
 
