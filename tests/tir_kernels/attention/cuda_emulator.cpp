@@ -65,9 +65,9 @@ struct BulkCopy {
   std::function<void()> finish;
 };
 
-struct Write {  // of a word in shared memory
+struct Access {  // to a word in shared memory
   int thread;
-  uint32_t fences;
+  uint32_t fences;  // of the thread before it
 };
 
 struct Cta {
@@ -78,10 +78,11 @@ struct Cta {
   std::vector<Barrier> warp_barriers;
   Barrier barrier, named_barriers[16];
   std::map<uint32_t, MemoryBarrier> memory_barriers;
-  std::vector<BulkCopy> bulk_copies;  // under way
-  std::vector<Write> writes;          // the last of each word
-  bool slow_copies;                   // they end where all threads wait for them
-  std::vector<uint32_t> asleep;       // rounds for which each warp does nothing
+  std::vector<BulkCopy> bulk_copies;       // under way
+  std::vector<Access> writes;              // the last of each word
+  std::vector<std::vector<Access>> reads;  // of each word since the last copy to it
+  bool slow_copies;                        // they end where all threads wait for them
+  std::vector<uint32_t> asleep;            // rounds for which each warp does nothing
   uint64_t exchange[1024][3];
 };
 
@@ -468,6 +469,12 @@ void wrote_shared(uint32_t address, size_t bytes) {
     self->writes[address / 4 + i] = {(int)threadIdx.x, self->threads[threadIdx.x].fences};
 }
 
+void read_shared(uint32_t address, size_t bytes) {
+  if (address >> RANK_SHIFT) return;
+  for (size_t i = 0; i < bytes / 4; ++i)
+    self->reads[address / 4 + i].push_back({(int)threadIdx.x, self->threads[threadIdx.x].fences});
+}
+
 void fence_async() { ++self->threads[threadIdx.x].fences; }
 
 static void start_copy(uint32_t to, uint32_t bytes, uint32_t barrier, std::function<void()> finish) {
@@ -475,10 +482,14 @@ static void start_copy(uint32_t to, uint32_t bytes, uint32_t barrier, std::funct
   shared_address(to + bytes - 16, 16);
   if (multiplied(to, bytes)) fail("a copy overwrites what a product reads");
   for (uint32_t i = to / 4; i < (to + bytes) / 4; ++i) {
-    Write& w = self->writes[i];
+    Access& w = self->writes[i];
     if (w.thread >= 0 && self->threads[w.thread].fences == w.fences)
       fail("a copy overwrites what a thread wrote without a fence for the async proxy");
     w.thread = -1;
+    for (const Access& r : self->reads[i])
+      if (self->threads[r.thread].fences == r.fences)
+        fail("a copy overwrites what a thread read without a fence for the async proxy");
+    self->reads[i].clear();
   }
   memset(shared_memory + to, 0xff, bytes);
   self->bulk_copies.push_back({bytes, barrier, finish});
@@ -578,7 +589,8 @@ static void reset(Cta& cta, int index, int n_threads) {
   cta.bulk_copies.clear();
   cta.slow_copies = roll(2);
   cta.asleep.assign(n_threads / 32, 0);
-  cta.writes.assign(shared_bytes / 4 + 1, Write{-1, 0});
+  cta.writes.assign(shared_bytes / 4 + 1, Access{-1, 0});
+  cta.reads.assign(shared_bytes / 4 + 1, {});
   cta.threads.resize(n_threads);
   for (Thread& t : cta.threads) {
     t.stack.resize(1 << 16);

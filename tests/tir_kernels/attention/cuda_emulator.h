@@ -84,6 +84,7 @@ void wgmma(bool bfloat, int columns, float** d, const uint32_t* a, uint64_t desc
            bool transposed);
 void wgmma_commit();
 void wgmma_wait(size_t still_running);
+void read_shared(uint32_t address, size_t bytes);
 void wrote_shared(uint32_t address, size_t bytes);
 void fence_async();
 void bar_arrive(uint32_t number, uint32_t threads);

@@ -233,7 +233,7 @@ def _meaning(instruction: str, operands: str, names: list[str]) -> str:
         for i, name in enumerate(values):
             ends = f"&{name}, p + {size * i}" if instruction.startswith("ld") else f"p + {size * i}, &{name}"
             code += f" memcpy({ends}, {size});"
-        if instruction.startswith("st.shared"):
-            code += f" wrote_shared(__addr, {size * len(values)});"
+        if space == "shared":
+            code += f" {'read' if instruction.startswith('ld') else 'wrote'}_shared(__addr, {size * len(values)});"
         return code
     raise NotImplementedError(f"the emulator does not know {instruction}")

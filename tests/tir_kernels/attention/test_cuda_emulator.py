@@ -78,6 +78,7 @@ WRONG = {
     },
     "without a fence": {
         "a copy after a store": START + f"if (thread == 0) {{ store(64, 0); {BOX} }} wait(8192, 0);",
+        "a copy after a load": START + f"if (thread == 0) {{ load(y_ptr[0], 64); {BOX} }} wait(8192, 0);",
     },
     "ends before its products": {"no wait": MULTIPLY},
     "where its swizzle does": {

@@ -142,7 +142,7 @@ def operands(
     gpu = gpu_of(target)
     ctas = Geometry(problem, config).grid_size(gpu)
     (items, *lists), workspace = warp_specialized_operands(mask, problem, gpu, ctas, config.together)
-    # CTAs that each take one item count in vain: whatever the counter says, there is no other.
+    # Where each CTA has one item at most, none counts.
     unwritten = len(workspace[0]) == 1 and len(items) <= ctas
     items = items if problem.block_map is None else with_count(items)
     return Operands.of((items, *lists), workspace, unwritten=unwritten)
@@ -193,8 +193,13 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
 
     @T.inline
     def take(taken, n_items, to):
-        """Take the next item; the counter wraps to 0 when every CTA has found the list empty."""
-        T.ptx["atom.relaxed.gpu.global.inc.u32"](to[0], taken.ptr_to([0]), T.cast(n_items - 1, "uint32"))
+        """Take the next item; the counter wraps to 0 when every CTA has found the list empty.
+
+        Where there is one for each CTA, none has to wait for the counter to say so.
+        """
+        to[0] = T.cast(n_items, "uint32")
+        if n_items > grid:
+            T.ptx["atom.relaxed.gpu.global.inc.u32"](to[0], taken.ptr_to([0]), T.cast(n_items - 1, "uint32"))
 
     @T.inline
     def natural_scores(s, bias, b, h, first_row, entries, entry, lane):

@@ -183,17 +183,16 @@ def producer_functions(g: Geometry, rings, ring):
         """Send the item's tiles, the values of each after the keys of the next one, be that another item's.
 
         c[0] counts tiles.  sent becomes [head of q, first key, tile] of the last one, whose values are not sent yet.
-        Before the keys of the last but one, `take()` asks for the next item.  Not sooner: a CTA with a long item would
-        take another one that CTAs with short items have time for.
+        Before its keys, `take()` asks for the next item.  Not sooner: a CTA with a long item would take another one
+        that CTAs with short items have time for.
         """
         head, batch = T.meta_var(kv_head(work[0]))
-        second = work[1] + 1
         following = T.alloc_local([2], "int32")
         while work[1] < work[2]:
             work[1] = work[1] + 1
             for i in T.unroll(2):
                 following[i] = entries[work[1] * together, i]  # before the waits
-            if work[1] == T.max(second, work[2] - 1):
+            if work[1] == work[2]:
                 take()
             send_keys(base, k_map, keep_bits, entries, work[1] - 1, entry[0], entry[1], head, batch, c[0])
             send_values(base, v_map, entries, sent, c[0])
