@@ -7,21 +7,21 @@ from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_counts import FineMask
 
 FITTED = Coefficients(
-    launch=3.07,
-    start=1e-09,
-    merge=0.27,
-    fill=1.8,
-    partial=0.000222,
-    wait=0.294,
-    undisturbed=0.385,
-    product=1.84e-07,
-    element=1.49e-05,
-    part=7.74e-06,
+    launch=1.97,
+    start=0.102,
+    merge=0.363,
+    fill=4.37,
+    partial=0.000108,
+    wait=0.249,
+    undisturbed=0.204,
+    product=1.93e-07,
+    element=1.97e-05,
+    part=4.44e-06,
     copy=1e-09,
-    traffic=1.15e-05,
-    warp=0.00216,
-    soft=1.45,
-    idle=1.11,
+    traffic=6.25e-06,
+    warp=0.00347,
+    soft=1.37,
+    idle=0.676,
 )
 
 
