@@ -27,20 +27,20 @@ WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 1
 
 # Fitted by benchmarks/fit_attention_model.py to benchmarks/results/nvidia-h200/configurations.json.
 FITTED = Coefficients(
-    launch=2.33,
-    start=0.18,
-    merge=0.259,
-    fill=3.61e-06,
+    launch=2.3,
+    start=0.187,
+    merge=0.258,
+    fill=0.0527,
     partial=0.000264,
-    wait=0.17,
-    undisturbed=0.804,
-    product=3.1e-07,
-    element=1.75e-05,
-    part=8.38e-06,
+    wait=0.171,
+    undisturbed=0.799,
+    product=3.11e-07,
+    element=1.74e-05,
+    part=8.33e-06,
     copy=1.38e-05,
     traffic=1e-09,
-    warp=0.000861,
-    soft=1.32,
+    warp=0.000818,
+    soft=1.31,
     idle=0.274,
 )
 FITTED_WARPGROUP = Coefficients(
