@@ -182,6 +182,7 @@ class Geometry(AttentionGeometry):
         scores, out = 4 * self.score_tiles, 4 * self.value_tiles
         wide = out + self.problem.has_key_count > 96
         rest = 32 + 34 * (self.problem.bias_shape is not None) + 34 * (self.config.stages > 2 and wide)
+        rest += 8 * (self.problem.softcap is not None and self.problem.has_key_count)
         return scores + out + scores // 2 + rest
 
     @cached_property
