@@ -183,8 +183,8 @@ def producer_functions(g: Geometry, rings, ring):
         """Send the item's tiles, the values of each after the keys of the next one, be that another item's.
 
         c[0] counts tiles.  sent becomes [head of q, first key, tile] of the last one, whose values are not sent yet.
-        Before its keys, `take()` asks for the next item.  Not sooner: a CTA with a long item would take another one
-        that CTAs with short items have time for.
+        Before the keys of that one `take()` asks for the next item.  Not sooner: a CTA with a long item would take
+        another one that CTAs with short items have time for.
         """
         head, batch = T.meta_var(kv_head(work[0]))
         following = T.alloc_local([2], "int32")
