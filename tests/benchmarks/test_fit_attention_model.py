@@ -62,7 +62,11 @@ def test_halves_are_about_half_and_differ(sweep):
 def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
     sweep = fit.Sweep.of(read_rows([fit.ROWS]))
     everything = np.ones(len(sweep.cases), bool)
-    np.testing.assert_allclose(sweep.predict(sweep.fit(everything)), sweep.predict(fit.FITS), rtol=2e-2)
+    # Those of mma.sync are of the sweep before.  Fitted to this one they choose no better here, and worse where there
+    # is no wgmma: 50 instead of 27 % off at worst.
+    refitted = sweep.kind != fit.KINDS.index("warp")
+    fitted = sweep.predict(sweep.fit(everything))
+    np.testing.assert_allclose(fitted[refitted], sweep.predict(fit.FITS)[refitted], rtol=2e-2)
     regret = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything).values()])
     # Three of 256 choices are more than 20 % off: docs/attention_model.md names them.
     assert np.exp(np.log(regret).mean()) < 1.02 and regret.max() < 1.3 and (regret > 1.2).sum() <= 3
