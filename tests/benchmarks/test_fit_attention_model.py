@@ -70,6 +70,19 @@ def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
     regret = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything).values()])
     # Three of 256 choices are more than 20 % off: docs/attention_model.md names them.
     assert np.exp(np.log(regret).mean()) < 1.02 and regret.max() < 1.3 and (regret > 1.2).sum() <= 3
+    alone = regret_among(sweep, "warp")
+    assert np.exp(np.log(alone).mean()) < 1.04 and alone.max() < 1.3
     fit.report(sweep)
     printed = capsys.readouterr().out
     assert "every second shape, to the other" in printed and "worst choices" in printed
+
+
+def regret_among(sweep, kind: str) -> np.ndarray:
+    """The times of the choices over those of the best where there are no configurations but those of one kind."""
+    predicted, kind = sweep.predict(fit.FITS), sweep.kind == fit.KINDS.index(kind)
+    found = []
+    for number in range(len(sweep.cases)):
+        at = np.flatnonzero((sweep.case == number) & kind)
+        chosen = min((i for i in at if fit.may_be_chosen(sweep.configs[i])), key=lambda i: predicted[i])
+        found.append(sweep.us[chosen] / sweep.us[at].min())
+    return np.array(found)

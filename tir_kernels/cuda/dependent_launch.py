@@ -10,7 +10,7 @@ Kernels that do not take part (copies, another library's) start after the end of
 
 CTAs that are launched early go to multiprocessors with room.  The CTAs of a matrix product fill the shared memory of
 some multiprocessors and leave others empty, so all early CTAs would go to the empty ones.  Products therefore set
-`FILLS_MULTIPROCESSORS`, and nothing is launched before their CTAs end.
+`FILLS_MULTIPROCESSORS`, and nothing is launched before their CTAs end, or before they allow it themselves.
 
 A kernel with `WAITS_ITSELF` waits where it says so, behind what touches no global memory: its barriers are ready then,
 and maps of its operands loaded.

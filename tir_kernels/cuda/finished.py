@@ -14,7 +14,8 @@ def finished(kernel, symbol: str, absent: Iterable[str], fills: bool = False, wa
     """The PrimFunc of a kernel in TIRx, without its optional arguments in `absent`, under a global symbol.
 
     `fills` says that the kernel's CTAs fill the shared memory of multiprocessors.  Then no kernel is launched before
-    they end.  `waits` says that the kernel itself waits for the one before, ahead of its first access to global memory.
+    they end, or allow it themselves.  `waits` says that the kernel itself waits for the one before, ahead of its first
+    access to global memory.
     """
     assert fills or not waits  # others allow the next launch at their beginning, which must not be before the wait
     attributes = {"global_symbol": symbol, "tirx.noalias": True, "op_pattern": OPAQUE, "tirx.is_scheduled": True}
