@@ -16,6 +16,8 @@ from tir_kernels.masks.token_blocks import first_tokens
 
 CHUNK_BLOCKS = 1 << 19  # block states held at a time
 CHUNK_ELEMENTS = 1 << 20  # elements of rows held at a time
+LOOKED_AT_TOGETHER = 64  # blocks of columns of which a pattern is first asked as of one
+FEWEST_GROUPS = 8  # of them, for that to be worth it
 CACHE_BYTES, CACHE_ENTRIES = 256 << 20, 4096
 LARGEST_BLOCK = 1 << 12
 LONGEST = 1 << 26  # far above any length; arrays of this length still fit in memory
@@ -67,7 +69,8 @@ def _entries(mask) -> dict:
 def _walk(pattern, q_len, kv_len, block, stride):
     """Yield the block lists of the pattern, some block rows at a time.
 
-    Blocks above 64 × 64 are put together from finer ones, most of which need no look at their elements.
+    Blocks above 64 × 64 are put together from finer ones, most of which need no look at their elements.  Of a long
+    sequence only the columns are looked at in which the pattern keeps anything of these rows.
     """
     block_m, block_n = block
     fine_m, fine_n = math.gcd(block_m, 64), math.gcd(block_n, 64)
@@ -76,10 +79,29 @@ def _walk(pattern, q_len, kv_len, block, stride):
     columns = _Side(kv_len, block_n, across, stride)
     chunk_rows = up * max(1, CHUNK_BLOCKS // len(columns.first) // up)
     for start in range(0, len(rows.first), chunk_rows):
-        state, bitmap = _classify(pattern, rows.part(slice(start, start + chunk_rows)), columns)
+        some_rows = rows.part(slice(start, start + chunk_rows))
+        some = _columns_with_any(pattern, some_rows, columns, across)
+        state, bitmap = _classify(pattern, some_rows, columns if some is None else columns.part(some))
         if up * across > 1:
             state, bitmap = _merge(state, bitmap, up, across, fine_m // TILE, fine_n // TILE)
-        yield BlockLists.from_states(state, bitmap)
+        lists = BlockLists.from_states(state, bitmap)
+        if some is not None:
+            number = (some[::across] // across).astype(np.int32)
+            lists = lists._replace(full_col=number[lists.full_col], part_col=number[lists.part_col])
+        yield lists
+
+
+def _columns_with_any(pattern, rows: "_Side", columns: "_Side", across: int) -> np.ndarray | None:
+    """The pieces of columns, in whole blocks of `across`, in which some of the rows may keep anything; None for all."""
+    group = LOOKED_AT_TOGETHER * across
+    if columns.stride > 1 or len(columns.first) < FEWEST_GROUPS * group:
+        return None
+    firsts = np.arange(0, len(columns.first), group)
+    lasts = np.minimum(firsts + group, len(columns.first)) - 1
+    top, bottom = rows.first[:1], rows.last.max(keepdims=True)
+    state = pattern.blocks(top, bottom, columns.first[firsts], columns.last[lasts], columns.stride)
+    pieces = np.arange(len(columns.first))
+    return pieces[np.repeat(state[0] != EMPTY, lasts + 1 - firsts)]
 
 
 class _Side:

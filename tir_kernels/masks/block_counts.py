@@ -1,5 +1,6 @@
 """How many blocks a mask lists at every block size, counted from its storage at the finest one."""
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 FINEST = (16, 32)  # rows and columns of the blocks that all others are made of
+CHUNK = 1 << 24  # blocks of which a byte each is held
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,49 +56,60 @@ class FineMask:
         return self._counts[key]
 
     def _states(self, block_m, block_n):
-        """Blocks that keep something, and those that keep everything: boolean (patterns, class, row, class, column)."""
+        """Blocks that keep something, and those that keep everything: bits (patterns, class, row, class, columns / 8).
+
+        A row's bits begin at the least significant one; those behind its columns are 0.
+        """
         key = block_m, block_n
         if key not in self._known:
             if block_m > FINEST[0]:
                 n = _factor(block_m // FINEST[0])
-                finer, axis = self._states(block_m // n, block_n), 2
+                finer, merged = self._states(block_m // n, block_n), _rows_merged
             elif block_n > FINEST[1]:
                 n = _factor(block_n // FINEST[1])
-                finer, axis = self._states(block_m, block_n // n), 4
+                finer, merged = self._states(block_m, block_n // n), _columns_merged
             else:
                 return self.finest
-            combine = _in_pairs if n == 2 else _in_triples
-            self._known[key] = combine(finer[0], axis, np.logical_or), combine(finer[1], axis, np.logical_and)
+            self._known[key] = merged(finer[0], n, np.bitwise_or), merged(finer[1], n, np.bitwise_and)
         return self._known[key]
 
     def _grid(self, row_ptr, columns) -> np.ndarray:
-        mask = self.mask
-        row_starts = np.arange(len(row_ptr) - 1) * mask.n_block_cols
-        grid = np.zeros(len(row_starts) * mask.n_block_cols, np.bool_)
-        grid[np.repeat(row_starts, np.diff(row_ptr)) + columns] = True
-        return grid.reshape(
-            mask.n_patterns, mask.token_stride, -1, mask.token_stride, mask.n_block_cols // mask.token_stride
-        )
+        mask, stride = self.mask, self.mask.token_stride
+        rows, width = len(row_ptr) - 1, mask.n_block_cols // stride
+        bits = np.empty((rows, stride, -(-width // 8)), np.uint8)
+        at_once = max(1, CHUNK // mask.n_block_cols)
+        for first in range(0, rows, at_once):
+            ends = row_ptr[first : first + at_once + 1]
+            some = np.zeros((len(ends) - 1, mask.n_block_cols), np.bool_)
+            some[np.repeat(np.arange(len(some)), np.diff(ends)), columns[ends[0] : ends[-1]]] = True
+            bits[first : first + at_once] = np.packbits(some.reshape(-1, stride, width), axis=-1, bitorder="little")
+        return bits.reshape(mask.n_patterns, stride, -1, stride, bits.shape[-1])
 
 
-def _in_pairs(states: np.ndarray, axis: int, combine) -> np.ndarray:
-    """Combine neighbours along an axis; a last block without a neighbour is combined with an empty one."""
-    if states.shape[axis] % 2:
-        states = np.concatenate([states, np.zeros_like(states.take([0], axis))], axis)
-    if axis == states.ndim - 1:  # neighbours in memory: both at once
-        pairs = np.ascontiguousarray(states).view(np.uint16)
-        return pairs == 0x0101 if combine is np.logical_and else pairs != 0
-    first, second = (states[(slice(None),) * axis + (slice(i, None, 2),)] for i in (0, 1))
-    return combine(first, second)
-
-
-def _in_triples(states: np.ndarray, axis: int, combine) -> np.ndarray:
-    """As `_in_pairs`, of three neighbours."""
-    missing = -states.shape[axis] % 3
+def _rows_merged(states: np.ndarray, n: int, combine) -> np.ndarray:
+    """Combine `n` neighbouring rows; a last row without neighbours is combined with empty ones."""
+    missing = -states.shape[2] % n
     if missing:
-        states = np.concatenate([states, np.zeros_like(states.take([0] * missing, axis))], axis)
-    first, second, third = (states[(slice(None),) * axis + (slice(i, None, 3),)] for i in range(3))
-    return combine(combine(first, second), third)
+        states = np.concatenate([states, np.zeros_like(states[:, :, :1]).repeat(missing, 2)], 2)
+    return functools.reduce(combine, (states[:, :, i::n] for i in range(n)))
+
+
+def _columns_merged(states: np.ndarray, n: int, combine) -> np.ndarray:
+    """Combine `n` neighbouring columns, 2 or 3; what a last one lacks counts as empty."""
+    if n == 2:
+        if states.shape[-1] % 2:
+            states = np.concatenate([states, np.zeros_like(states[..., :1])], -1)
+        return _halves(combine)[np.ascontiguousarray(states).view("<u2")]
+    columns = np.unpackbits(states, axis=-1, bitorder="little")
+    columns = np.concatenate([columns, np.zeros((*columns.shape[:-1], -columns.shape[-1] % n), np.uint8)], -1)
+    return np.packbits(functools.reduce(combine, (columns[..., i::n] for i in range(n))), -1, "little")
+
+
+@functools.cache
+def _halves(combine) -> np.ndarray:
+    """uint8 (2^16,): the 8 bits that the pairs of bits of each uint16 are combined to."""
+    pairs = np.unpackbits(np.arange(1 << 16, dtype="<u2").view(np.uint8).reshape(-1, 2), axis=-1, bitorder="little")
+    return np.packbits(combine(pairs[:, ::2], pairs[:, 1::2]), axis=-1, bitorder="little")[:, 0]
 
 
 def _factor(n: int) -> int:
@@ -105,6 +118,6 @@ def _factor(n: int) -> int:
 
 
 def _in_rows(states: np.ndarray) -> np.ndarray:
-    """(patterns, block rows): how many blocks of each row are True."""
-    bits = np.packbits(states.reshape(len(states), states.shape[1] * states.shape[2], -1), axis=2)
+    """(patterns, block rows): how many blocks of each row are set."""
+    bits = states.reshape(len(states), states.shape[1] * states.shape[2], -1)
     return np.bitwise_count(bits).sum(axis=2, dtype=np.int64)

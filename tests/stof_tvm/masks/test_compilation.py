@@ -37,6 +37,28 @@ def test_chunks_do_not_matter(mask, monkeypatch, fresh_cache):
         assert (mask.dense(97) == dense).all()
 
 
+@pytest.mark.parametrize("mask", [*MASKS, masks.a_shape(4, 9), masks.causal() & ~masks.causal()], ids=repr)
+@pytest.mark.parametrize("block", [(8, 16), (16, 8), (128, 16), (8, 192)], ids=str)
+def test_columns_that_are_left_out_keep_nothing(mask, block, monkeypatch, fresh_cache):
+    """Long sequences have columns left out; here short ones do, of blocks that are put together as well."""
+    whole = mask.compile(97, block=block)
+    for name, value in {"LOOKED_AT_TOGETHER": 2, "FEWEST_GROUPS": 1, "CHUNK_BLOCKS": 16}.items():
+        monkeypatch.setattr(compilation, name, value)
+    fresh_cache.entries.clear()
+    assert mask.compile(97, block=block).validate() == whole
+
+
+def test_a_long_window_is_looked_at_where_it_is(fresh_cache):
+    """16,384 block rows of 8,192 blocks: some 6 s, if every block were asked for."""
+    asked, window = [], masks.sliding_window(64)
+    pattern = window.bind(1 << 18, 1 << 18)
+    blocks = pattern.blocks
+    pattern.blocks = lambda i0, i1, j0, j1, stride: asked.append(len(i0) * len(j0)) or blocks(i0, i1, j0, j1, stride)
+    lists = list(compilation._walk(pattern, 1 << 18, 1 << 18, (16, 32), 1))
+    assert sum(asked) < 16384 * 8192 / 20
+    assert sum(len(some.full_col) + len(some.part_col) for some in lists) < 16384 * 7
+
+
 @pytest.mark.parametrize(
     "mask, block",
     [

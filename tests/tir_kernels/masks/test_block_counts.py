@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from stof_tvm import masks
+from tir_kernels.masks import block_counts
 from tir_kernels.masks.block_counts import FINEST, FineMask
 
 
@@ -15,11 +16,12 @@ def patterns(q_len, kv_len):
     return np.stack([j <= i, abs(i - j) <= 9, random_blocks, np.ones((q_len, kv_len), bool), (i - j) % 40 == 0])
 
 
-@pytest.mark.parametrize("block_m", [16, 32, 64, 128])
-@pytest.mark.parametrize("block_n", [32, 64, 128])
+@pytest.mark.parametrize("block_m", [16, 32, 64, 128, 192])
+@pytest.mark.parametrize("block_n", [32, 64, 96, 128])
 @pytest.mark.parametrize("lengths", [(512, 512), (300, 417), (1, 70), (129, 31)])
 @pytest.mark.parametrize("token_stride", [1, 5])
-def test_counts_are_those_of_the_compiled_mask(block_m, block_n, lengths, token_stride):
+def test_counts_are_those_of_the_compiled_mask(block_m, block_n, lengths, token_stride, monkeypatch):
+    monkeypatch.setattr(block_counts, "CHUNK", 40)
     keep = masks.from_tensor(torch.from_numpy(patterns(*lengths)))
     counts = FineMask(keep.compile(*lengths, FINEST, token_stride)).counts(block_m, block_n)
     mask = keep.compile(*lengths, (block_m, block_n), token_stride)
