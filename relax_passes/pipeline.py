@@ -57,6 +57,7 @@ from relax_passes.read_rows.windows import AttentionWindows
 from relax_passes.runtime.all_reduce_in_place import AllReduceInPlace
 from relax_passes.runtime.memory_parameters import MemoryParameters
 from relax_passes.runtime.rewrite_reshapes import RewriteReshapes
+from relax_passes.runtime.store_to_peer import StoreToPeer
 from relax_passes.runtime.update_states import UpdateStates
 from relax_passes.schedule.cpu import ScheduleForCPU, cpu_passes
 from relax_passes.schedule.cpu_rules.plain import scheduled_only
@@ -208,7 +209,7 @@ PHASES: dict[str, Callable[[Job], list]] = {
         relax.transform.RemovePurityChecking(),
         UpdateStates((ScheduleForCUDA if job.is_cuda else ScheduleForCPU)(job.target)),
         relax.transform.CallTIRRewrite(),
-        *([] if job.ranks is None else [AllReduceInPlace(job.ranks.all_reduce)]),
+        *([] if job.ranks is None else [AllReduceInPlace(job.ranks.all_reduce), StoreToPeer(job.ranks)]),
     ],
     # Memory is planned; on a GPU the engine provides it.
     "plan_memory": lambda job: [

@@ -392,6 +392,7 @@ def _compiled(
     target = options.target
     float32 = options.float32 if target.kind.name == "cuda" else "ieee"
     replaceable = ReplaceableMasks(options.lists_written_on_gpu) if options.replaceable_masks else None
+    ranks = ranks_of(peers, target.kind.name == "cuda")
     run = functools.partial(
         run_pipeline,
         target=target,
@@ -402,14 +403,16 @@ def _compiled(
         extensions=options.extensions,
         float32=float32,
         replaceable=replaceable,
-        ranks=ranks_of(peers),
+        ranks=ranks,
         shared=shared,
     )
     mod = run(imported.mod, until=COMPOSED)
     refuse_older_keys(mod, site_masks, options.replaceable_masks and not options.lists_written_on_gpu)
     mod = run(mod, after=COMPOSED)
     report = dataclasses.replace(
-        _report(mod, target, tuned), notes=(*imported.notes, *notes_of(mod, peers)), float32=float32
+        _report(mod, target, tuned),
+        notes=(*imported.notes, *notes_of(mod, peers, target.kind.name == "cuda")),
+        float32=float32,
     )
     if check is not None:
         check(report)
@@ -425,7 +428,7 @@ def _compiled(
     is_cuda = target.kind.name == "cuda"
     memory = json.loads(str(mod.attrs[MEMORY])) if is_cuda else []
     shards = shards_of(imported.states, mod)
-    states = local_states(imported.states, shards, ranks_of(peers))
+    states = local_states(imported.states, shards, ranks)
     signature = with_states(imported.signature, states, json.loads(str(mod.attrs.get(COPIED, "[]"))))
     initial = [state.initial for state in states if state.initial is not None]
     kernels = functools.partial(machine_code, executable, str(target.attrs["arch"])) if is_cuda else bytes
@@ -443,8 +446,8 @@ def _compiled(
         masks,
         () if masks is None else masks.of(site_masks)[0],
     )
-    if peers is not None:
-        engine.belongs_to(peers, shards)
+    if peers is not None and ranks is not None:
+        engine.belongs_to(peers, shards, ranks.mailboxes)
     return engine
 
 

@@ -28,7 +28,7 @@ from tir_kernels.compiling.cpu_threads import use_all_cores
 from tir_kernels.errors import ArtifactError, CompileError, DeviceError, InputError, UnsupportedError
 
 if TYPE_CHECKING:  # a loaded engine does without the compiler
-    from relax_passes.parallel.placement import Shard
+    from relax_passes.parallel.placement import Mailboxes, Shard
     from stof_tvm.mask_arrays import MaskArrays
     from stof_tvm.parallel.ranks import Peers
 
@@ -92,6 +92,7 @@ class Engine:
         self._workspace: Workspace | None = None
         self._peers: Peers | None = None
         self._shards: Mapping[str, Shard] = {}
+        self._memory_with_peer: Mailboxes | None = None
         self._index = 0  # of its GPU
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
@@ -159,7 +160,7 @@ class Engine:
         """
         self._report = dataclasses.replace(self._report, verification=verification)
 
-    def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]") -> None:
+    def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]", memory: "Mailboxes | None" = None) -> None:
         """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
 
         Parameters
@@ -168,8 +169,10 @@ class Engine:
             The ranks that the model is divided among.
         shards : dict of str to Shard
             How the states of the model's own are divided, by name; those that are whole are not in it.
+        memory : Mailboxes, optional
+            What the program shares with another rank, which is kept as long as the engine.
         """
-        self._peers, self._shards = peers, shards
+        self._peers, self._shards, self._memory_with_peer = peers, shards, memory
         if self._device_type == "cuda" and torch.cuda.is_available():
             self._index = torch.cuda.current_device()
 

@@ -10,25 +10,63 @@ rank.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 
 class NotShardable(Exception):
     """A value that ranks cannot divide; the message is the reason, for the report."""
 
 
+class BoxFunctions(NamedTuple):
+    """Names of packed functions over boxes of memory, numbered from 0, of each of two ranks; the other writes them.
+
+    inbox, outbox : str
+        (number, shape, dtype) to this rank's box, and to the other's, as a tensor.
+    arrive : str
+        () waits on the stream until what the other rank stored before its own call is here.
+    send : str
+        (tensor, number) copies a tensor to the other rank's box and does what `arrive` does.
+    receive : str
+        (tensor, number) copies this rank's box to a tensor.
+    """
+
+    inbox: str
+    outbox: str
+    arrive: str
+    send: str
+    receive: str
+
+
+class Mailboxes(Protocol):
+    """What gives programs boxes."""
+
+    def boxes(self, count: int, nbytes: int) -> BoxFunctions:
+        """The functions of `count` new boxes of so many bytes."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """How many ranks there are, and which one a program is for.
 
-    `all_reduce` is the name of the packed function that adds up a tensor over the ranks: it takes the tensor and
-    where the sum goes, and these may be the same memory.  `all_gather` is the name of one that puts a tensor (…) of
-    every rank into (ranks, …), "" where there is none.
+    all_reduce : str
+        The name of the packed function that adds up a tensor over the ranks: it takes the tensor and where the sum
+        goes, and these may be the same memory.
+    all_gather : str
+        The name of one that puts a tensor (…) of every rank into (ranks, …), "" where there is none.
+    exchange : str
+        Of two ranks the name of one that takes a tensor and where the other rank's tensor goes, "" where sums are left
+        to `all_reduce`.
+    mailboxes : Mailboxes, optional
+        Where kernels can store to the other rank's memory: then no function has the name `exchange`, and all its calls
+        are rewritten (`StoreToPeer`).
     """
 
     rank: int
     count: int
     all_reduce: str
     all_gather: str = ""
+    exchange: str = ""
+    mailboxes: Mailboxes | None = None
 
 
 @dataclass(frozen=True)

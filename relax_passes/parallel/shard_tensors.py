@@ -3,6 +3,10 @@
     y = relu(x @ w1 + b1) @ w2 + b2     becomes     y = all_reduce(relu(x @ w1[:, mine] + b1[mine]) @ w2[mine]) + b2
     logits = y @ w3                     becomes     logits = all_gather(y @ w3[:, mine])
 
+Of two ranks each may get the other's term instead and add them, where the operators behind a sum are computed anyway:
+
+    y = all_reduce(term) + b2           becomes     y = (term + exchange(term)) + b2
+
 Preconditions: every attention is a call of the composite, masks that depend on no input are constants, weights are
 constants, and "main" is one dataflow block; before projections are merged and attention is rewritten.  Results are
 whole on every rank.  What is divided is what `Regions` finds by the operators' meaning; the rest every rank computes
@@ -100,7 +104,10 @@ class _Emitter:
             return result
         term = builder.emit(result)
         self.sums.append(term)
-        return relax.call_dps_packed(self.ranks.all_reduce, (term,), out_ty=term.ty)
+        if not self.ranks.exchange:
+            return relax.call_dps_packed(self.ranks.all_reduce, (term,), out_ty=term.ty)
+        other = builder.emit(relax.call_dps_packed(self.ranks.exchange, (term,), out_ty=term.ty))
+        return op.add(*((term, other) if self.ranks.rank == 0 else (other, term)))
 
     def _gathered(self, builder, part) -> relax.Expr:
         """The columns of all ranks, side by side, from a rank's part (…, n)."""

@@ -120,7 +120,7 @@ class _Side:
         self.first = np.minimum(first, length - 1)
         self.last = self.first + np.maximum(self.count - 1, 0) * stride
 
-    def part(self, some: slice) -> "_Side":
+    def part(self, some: slice | np.ndarray) -> "_Side":
         piece = copy.copy(self)
         piece.first, piece.last, piece.count = self.first[some], self.last[some], self.count[some]
         return piece

@@ -56,3 +56,28 @@ def all_gather_of(peers: Peers) -> str:
 
     tvm_ffi.register_global_func(name, all_gather)
     return name
+
+
+@functools.cache
+def exchange_of(peers: Peers) -> str:
+    """The name of the packed function that gives each of two ranks the other's tensor, between CPUs.
+
+    It takes the tensor and where the other rank's goes, of the same shape and dtype.  Errors are as `all_reduce_of` has
+    them.
+    """
+    name = f"stof.exchange.{next(_numbers)}"
+
+    def exchange(own, other) -> None:
+        # As bytes, for gloo moves no bfloat16.
+        own, other = (torch.from_dlpack(x).view(-1).view(torch.uint8) for x in (own, other))
+        parts = [torch.empty_like(own), other]
+        peers.collective(
+            "an exchange of terms",
+            True,
+            lambda async_op: dist.all_gather(
+                parts if peers.rank == 0 else parts[::-1], own, group=peers.group, async_op=async_op
+            ),
+        )
+
+    tvm_ffi.register_global_func(name, exchange)
+    return name

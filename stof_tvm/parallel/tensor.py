@@ -8,7 +8,8 @@ import torch
 from relax_passes.attention.site_names import THE_MODEL
 from relax_passes.parallel.placement import Ranks
 from relax_passes.parallel.shard_tensors import SHARDED
-from stof_tvm.parallel.collectives import all_gather_of, all_reduce_of
+from stof_tvm.parallel.collectives import all_gather_of, all_reduce_of, exchange_of
+from stof_tvm.parallel.mailboxes import PeerMemory, why_no_mailboxes
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.site_masks import SiteMasks, sizes_of
 from tir_kernels.errors import InputError
@@ -16,9 +17,15 @@ from tir_kernels.errors import InputError
 BLOCK = (64, 64)  # of the lists by which masks are compared
 
 
-def ranks_of(peers: Peers | None) -> Ranks | None:
-    """What passes are told of the ranks; None for an engine of one process."""
-    return None if peers is None else Ranks(peers.rank, peers.count, all_reduce_of(peers), all_gather_of(peers))
+def ranks_of(peers: Peers | None, is_cuda: bool) -> Ranks | None:
+    """What passes are told of the ranks, for one engine; None for one of one process.  All ranks call it together."""
+    if peers is None:
+        return None
+    mailboxes = PeerMemory(peers) if is_cuda and not why_no_mailboxes(peers) else None
+    exchange = ""
+    if peers.count == 2 and (mailboxes is not None or not is_cuda):
+        exchange = exchange_of(peers)
+    return Ranks(peers.rank, peers.count, all_reduce_of(peers), all_gather_of(peers), exchange, mailboxes)
 
 
 def refuse_beside(argument: str, **given) -> None:
@@ -41,7 +48,7 @@ def meaning_of(report, site_masks: SiteMasks) -> dict[str, int]:
     return {"division": zlib.crc32(repr(report.notes).encode()), "mask": zlib.crc32(repr(digests).encode())}
 
 
-def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
+def notes_of(mod, peers: Peers | None, is_cuda: bool = False) -> tuple[str, ...]:
     """What the report says of the division of a module's operators among ranks."""
     if peers is None:
         return ()
@@ -50,9 +57,14 @@ def notes_of(mod, peers: Peers | None) -> tuple[str, ...]:
     whole = {site: reason for site, reason in sites.items() if reason}
     lines = [
         f"tensor parallel on {peers.count} ranks: {len(sites) - len(whole)} of {len(sites)} attentions "
-        f"by heads, {len(done['products'])} MLPs by columns and rows, {len(done['all_reduces'])} all-reduces "
+        f"by heads, {len(done['products'])} MLPs by columns and rows, {len(done['all_reduces'])} sums over ranks "
         f"({_mebibytes(done['all_reduces']):.3g} MiB a call); everything else is whole on every rank"
     ]
+    if is_cuda and done["all_reduces"]:
+        why = why_no_mailboxes(peers)
+        lines.append(
+            f"sums are NCCL's all-reduces, because {why}" if why else "products store in the other GPU's memory"
+        )
     kinds: dict[tuple[int, int, int], int] = {}
     for inner, outer, columns in done["products"]:
         kinds[inner, outer, columns] = kinds.get((inner, outer, columns), 0) + 1

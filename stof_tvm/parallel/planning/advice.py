@@ -1,4 +1,4 @@
-"""What predictions for meshes come to: which mesh to take, and whether tensor parallelism is worth its all-reduces."""
+"""What predictions for meshes come to: which mesh to take, and whether tensor parallelism gains anything."""
 
 from stof_tvm.parallel.planning.meshes import MeshTimes
 
@@ -19,7 +19,7 @@ def advice(found: list[MeshTimes], gpus: int) -> str:
     if most is not None and most.efficiency < GAINS and best.tensor == 1:
         return (
             f"too small to gain from tensor parallelism: {_called(most)} is {most.speedup:.2f}× one GPU, and its "
-            f"all-reduces take {most.reduce_us:.0f} of the {most.layer_us:.0f} µs of a layer; instead, {copies}, or "
+            f"sums take {most.reduce_us:.0f} of the {most.layer_us:.0f} µs of a layer; instead, {copies}, or "
             f"{_called(best)} is {best.speedup:.2f}×"
         )
     if best.efficiency >= GAINS:

@@ -5,6 +5,8 @@ bfloat16.  Between the points times are interpolated linearly in bytes, beyond t
 measured is derived:
 
 - an all-reduce of n GPUs moves 2 (n - 1) / n of the bytes through each, where two GPUs move all of them once;
+- two GPUs of a host store terms in each other's memory while they compute them (relax_passes/runtime/store_to_peer.py):
+  what is left is to wait for each other, the stores of the last tiles, and to read one more matrix;
 - on a host every GPU sends and receives at the rate of two, whoever the others are;
 - between hosts each GPU has `network` bytes per µs each way, and the latency of a small message on a host besides.
 """
@@ -16,6 +18,9 @@ import numpy as np
 MIB = 1 << 20
 SMALL_US = 11.0  # any collective of a few bytes
 _MIB = (0, 1, 4, 16, 64, 256)  # of each rank
+ARRIVE_US = 6.0  # a kernel by which two GPUs wait for each other
+LAST_STORES = 12e6  # bytes that cross the link when nothing is multiplied any more: of two products of 16 and 128 MiB
+STORE_RATE = 390e3  # bytes per µs of kernels that store in the other GPU's memory
 ALL_REDUCE_US = (SMALL_US, 18.0, 36.0, 79.0, 251.0, 890.0)
 EXCHANGE_US = (SMALL_US, 20.0, 34.0, 88.0, 259.0, 883.0)
 
@@ -41,6 +46,15 @@ class Links:
             return 0.0
         through = nbytes * 2 * (ranks - 1) / ranks
         return self._slower(_interpolated(through, ALL_REDUCE_US), through, ranks <= self.host)
+
+    def sum_us(self, nbytes: float, ranks: int, bandwidth: float) -> float:
+        """Microseconds that adding up a product's terms of `nbytes` over consecutive ranks takes beside the product.
+
+        `bandwidth` is that of a GPU's memory, in bytes per µs.
+        """
+        if ranks != 2 or self.host < 2 or nbytes == 0:
+            return self.all_reduce_us(nbytes, ranks)
+        return ARRIVE_US + min(nbytes, LAST_STORES) / STORE_RATE + nbytes / bandwidth
 
     def exchange_us(self, nbytes: float, on_one_host: bool) -> float:
         """Microseconds of an exchange in which the busiest rank sends or receives `nbytes`; 0 without any."""

@@ -9,7 +9,7 @@ rank of a group has one T-th of the heads and of the weights.  A layer takes
     copies    bytes of the exchange that are gathered, sent, received and laid, over the memory bandwidth
     products  matrices of the layer
     norms     residual sums and norms of the rank's tokens, whole on every tensor rank
-    reduce    two all-reduces of the group's tokens, where T > 1
+    reduce    two sums of the group's tokens over its ranks, where T > 1
 
     layer = max(own, exchange) + received + copies + products + norms + reduce
 
@@ -114,20 +114,21 @@ class Simulation:
 
     def _times(self, tensor: int, context: int) -> MeshTimes:
         model, plan = self.model, context_plan(self.mask, self.model.length, context)
+        bandwidth = gpu_of(self.target).bandwidth
         element, dims = model.element_bytes, 2 * model.head_dim
         rows = self._received_rows(plan, tensor)
         tokens = np.bincount(plan.owner, minlength=context)
         exchange = self.links.exchange_us(int(rows.max()) * dims * element, context * tensor <= self.links.host)
         ranks = {int(plan.work.argmax()), int(rows.argmax())}
         attention = [(*self._attention(plan, rank, tensor), int(rows[rank])) for rank in sorted(ranks)]
-        copies = [4 * received * dims * element / gpu_of(self.target).bandwidth for *_, received in attention]
+        copies = [4 * received * dims * element / bandwidth for *_, received in attention]
         slowest, (own, received, _) = max(
             enumerate(attention), key=lambda each: max(each[1][0], exchange) + each[1][1] + copies[each[0]]
         )
         most = int(tokens.max()) * model.batch
         products = model.products_us(most, 1 / tensor, self.target)
         norms = model.norms_us(most, self.target)
-        reduce = 2 * self.links.all_reduce_us(most * model.hidden * element, tensor)
+        reduce = 2 * self.links.sum_us(most * model.hidden * element, tensor, bandwidth)
         layer = max(own, exchange) + received + copies[slowest] + products + norms + reduce
         return MeshTimes(
             tensor=tensor,

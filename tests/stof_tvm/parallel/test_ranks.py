@@ -22,7 +22,7 @@ def test_each_family_is_divided_by_heads_and_columns_and_computes_what_pytorch_d
         engine = rank["families"][name]
         assert engine["verification"] == "passed"
         expected = (
-            f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} all-reduces"
+            f"{attentions} of {attentions} attentions by heads, {mlps} MLPs by columns and rows, {sums} sums over ranks"
         )
         assert expected in engine["notes"][0]
         assert any("each rank computes" in note and "hidden features of" in note for note in engine["notes"])
@@ -122,6 +122,6 @@ def test_a_call_after_one_that_failed_on_one_rank_alone_is_an_error(found):
 
 def test_a_rank_that_is_killed_is_named_in_a_call_and_in_a_build(found):
     killed = found[0]["killed"]
-    assert killed["call"].startswith("ParallelError: rank 0: an all-reduce failed, rank 1 is gone")
+    assert killed["call"].startswith("ParallelError: rank 0: an exchange of terms failed, rank 1 is gone")
     assert "rank 1 is gone" in killed["build"]
     assert killed["seconds"] < 60

@@ -18,6 +18,17 @@ def test_exchanges():
     assert SMALL_US < LINKS.exchange_us(1000, True) < 12
 
 
+@pytest.mark.parametrize(("mib", "us"), [(0.01, 6), (16, 41), (128, 68)])
+def test_two_ranks_add_up_terms_that_they_stored_in_each_others_memory(mib, us):
+    assert LINKS.sum_us(mib * MIB, 2, 4.3e6) == pytest.approx(us, rel=0.02)
+
+
+def test_other_sums_are_all_reduces():
+    for links, ranks in ((LINKS, 1), (LINKS, 4), (Links(host=1), 2)):
+        assert links.sum_us(16 * MIB, ranks, 4.3e6) == links.all_reduce_us(16 * MIB, ranks)
+    assert LINKS.sum_us(0, 2, 4.3e6) == 0
+
+
 def test_more_ranks_move_more_in_an_all_reduce():
     assert LINKS.all_reduce_us(64 * MIB, 4) == pytest.approx(LINKS.all_reduce_us(96 * MIB, 2))
     assert LINKS.all_reduce_us(64 * MIB, 1) == 0

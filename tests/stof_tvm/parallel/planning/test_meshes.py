@@ -14,6 +14,7 @@ from stof_tvm.parallel.planning.meshes import Simulation, meshes
 from stof_tvm.parallel.planning.model import PlannedModel
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import choose
+from tir_kernels.cuda.device import gpu_of
 from tir_kernels.target import parse_target
 
 H200 = parse_target("cuda -arch=sm_90a")
@@ -35,7 +36,7 @@ def test_tensor_ranks_share_products_and_reduce_twice():
     simulation = Simulation(masks.causal(), LLAMA, H200, Links())
     one, two = simulation.on_one(), simulation.on(2, 1)
     assert two.products_us == pytest.approx(one.products_us / 2) and two.exchange_us == 0
-    assert two.reduce_us == 2 * Links().all_reduce_us(2048 * 4096 * 2, 2)
+    assert two.reduce_us == 2 * Links().sum_us(2048 * 4096 * 2, 2, gpu_of(H200).bandwidth)
     assert two.speedup == pytest.approx(one.total_ms / two.total_ms) and two.efficiency == two.speedup / 2
     assert 39 < one.total_ms < 45  # 41 measured on an H200
 
@@ -84,10 +85,12 @@ def test_meshes_that_the_sizes_allow():
 
 
 def test_a_model_too_small_to_gain_is_told_so():
-    simulation = Simulation(masks.sliding_window(64), BERT_LARGE, H200, Links())
-    text = advice([simulation.on(*mesh) for mesh in meshes(BERT_LARGE, 2)], 2)
-    assert text.startswith("too small to gain from tensor parallelism: tensor parallelism of 2 is 1.1")
-    assert "a copy of the model on each GPU serves 2× the requests, or the sequence cut among 2 ranks is 1.9" in text
+    small = replace(BERT_LARGE, batch=1, length=512)
+    for model, gpus in ((small, 2), (BERT_LARGE, 4)):
+        simulation = Simulation(masks.sliding_window(64), model, H200, Links())
+        text = advice([simulation.on(*mesh) for mesh in meshes(model, gpus)], gpus)
+        assert text.startswith("too small to gain from tensor parallelism: tensor parallelism of")
+        assert f"a copy of the model on each GPU serves {gpus}× the requests, or the sequence cut among" in text
 
 
 def test_advice_for_models_that_gain():
