@@ -1,7 +1,8 @@
 """`sparse_attention` of ranks that share a sequence.
 
 Each rank computes its rows with its own keys while those of others arrive, and then the rows that keep any of these:
-on a GPU by a kernel that continues from the first result, on a CPU by merging both by their log-sum-exp.
+on a GPU by a kernel that continues from the first result, on a CPU by merging both by their log-sum-exp.  Where that
+takes longer, a rank waits for the keys and computes its rows once (joined.py).
 """
 
 import hashlib
@@ -15,7 +16,8 @@ from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.parallel.contents import checksum_of
-from stof_tvm.parallel.context.exchange import Exchange
+from stof_tvm.parallel.context.exchange import Exchange, Transfer
+from stof_tvm.parallel.context.joined import joined
 from stof_tvm.parallel.context.merge import merged
 from stof_tvm.parallel.context.parts import Parts
 from stof_tvm.parallel.context.plan import ContextPlan, equal_parts, plan_of
@@ -72,6 +74,9 @@ class _Call:
         plan.check_heads(q.shape[0], q.shape[1])
         self.exchange = Exchange(plan, rank, q.shape[0], k.shape[1])
         parts = Parts(plan, rank, q.shape[1], self.exchange.where)
+        self.joined = joined(plan, rank, q.shape[1], self.exchange, parts)
+        if self.joined is not None:
+            parts.own, parts.runs = self.joined.mask, []
         self.own = None if parts.own is None else _given(parts.own)
         self.runs = [(slice(run.first, run.end), _given(run.mask)) for run in parts.runs]
 
@@ -91,6 +96,11 @@ class _Call:
                 # On GPUs nobody looks at it, which would wait for them.
                 tag = self.kind + peers.at.to_bytes(8, "little") if k.device.type == "cpu" else b""
                 transfer = self.exchange.start(k, v, peers.group, tag)
+        if self.joined is not None and transfer is not None:
+            with_own = [self.joined.keys(x) for x in (k, v)]  # while others arrive
+            received = self._finish(transfer, peers, k)
+            k, v = map(self.joined.complete, with_own, received)
+            transfer = None
         first = options._replace(return_lse=bool(self.runs) or options.return_lse)
         if self.own is None:
             results = attend(q, k[:, :, :0], v[:, :, :0], NO_MASK, None, sink, first)
@@ -98,8 +108,7 @@ class _Call:
             results = attend(q, k, v, self.own, None, sink, first)
         if transfer is None:
             return results
-        with peers.answering(EXCHANGE):
-            keys, values = transfer.finish(lambda work: peers.wait(work, EXCHANGE, k.device.type == "cpu"))
+        keys, values = self._finish(transfer, peers, k)
         for rows, part in self.runs:
             earlier = tuple(x[:, :, rows] for x in results)
             later = _continued(q[:, :, rows], keys, values, part, options, earlier)
@@ -108,6 +117,11 @@ class _Call:
             for result, rest in zip(results, later):
                 result[:, :, rows] = rest
         return results
+
+    def _finish(self, transfer: Transfer, peers: Peers, k) -> list[torch.Tensor]:
+        """The received keys and values."""
+        with peers.answering(EXCHANGE):
+            return transfer.finish(lambda work: peers.wait(work, EXCHANGE, k.device.type == "cpu"))
 
 
 def _continued(q, k, v, mask: GivenMask, options: Options, earlier) -> tuple[torch.Tensor, ...]:

@@ -12,7 +12,7 @@ import torch
 from stof_tvm import masks, sparse_attention
 from stof_tvm.errors import InputError
 from stof_tvm.parallel import context_plan
-from tests.stof_tvm.parallel.context.two_ranks import CASES, KV_HEADS, case, plan_for
+from tests.stof_tvm.parallel.context.two_ranks import CASES, case, plan_for
 
 ROOT = Path(__file__).parents[4]
 
@@ -67,7 +67,7 @@ def test_only_what_rows_keep_is_moved(name, found):
     mask, q, k, v, _ = case(name)
     batch, length = len(q), q.shape[2]
     dense = mask if isinstance(mask, torch.Tensor) else mask.dense(length)
-    dense = dense.expand(batch, q.shape[1], length, length).reshape(batch, KV_HEADS, -1, length, length)
+    dense = dense.expand(batch, q.shape[1], length, length).reshape(batch, k.shape[1], -1, length, length)
     for rank, each in enumerate(found):
         tokens = plan_for(name)[0].tokens(rank)
         needed = dense[:, :, :, tokens].any(dim=3).any(dim=2)

@@ -25,13 +25,14 @@ CASES = {
     "window, long": torch.float32,
     "causal, in equal parts": torch.float32,
     "window, of a causal plan": torch.float32,
+    "sinks, in one pass": torch.float32,
 }
 
 
 def case(name: str) -> tuple:
     """(mask, q, k, v, options) of the whole sequence."""
     torch.manual_seed(0)
-    length, options = LENGTH, {}
+    length, options, heads, kv_heads = LENGTH, {}, HEADS, KV_HEADS
     if name == "two documents":
         mask, length = masks.document([192, 192]), 384
         options = {"sink": torch.randn(HEADS), "softcap": 5.0}
@@ -43,11 +44,14 @@ def case(name: str) -> tuple:
         mask = masks.sliding_window(30)
     elif name == "causal, in equal parts":
         mask, length = masks.causal(), 202
+    elif name == "sinks, in one pass":
+        mask, length, heads, kv_heads = masks.a_shape(4, 30), 704, 8, 1
+        options = {"sink": torch.randn(heads)}
     else:
         mask = MASKS[name]
     dtype = CASES[name]
-    q = torch.randn(BATCH, HEADS, length, 16, dtype=dtype)
-    k, v = (torch.randn(BATCH, KV_HEADS, length, dim, dtype=dtype) for dim in (16, 8))
+    q = torch.randn(BATCH, heads, length, 16, dtype=dtype)
+    k, v = (torch.randn(BATCH, kv_heads, length, dim, dtype=dtype) for dim in (16, 8))
     return mask, q, k, v, options
 
 
