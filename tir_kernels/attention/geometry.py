@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from tvm.script import tirx as T
+
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS, STEP_BYTES, element_bytes
 
@@ -23,6 +25,21 @@ class AttentionGeometry:
     shared_bytes: Any
     ctas_per_multiprocessor: Any
     skips_empty_rows: Any = False  # whether a warp leaves out a partial block that keeps nothing of its rows
+    leading_rows: Any = 0  # rows of the first block row that lie before the first token
+
+    def has_row(self, row):
+        """Whether a row of a block row is a token's: it may lie past the last, or before the first."""
+        if self.leading_rows:
+            # A negative row is a large number.
+            return T.cast(row, "uint32") < T.uint32(self.problem.q_len)
+        return row < self.problem.q_len
+
+    def row_of_token(self, row):
+        """The row where it is a token's, else the last token's."""
+        last = self.problem.q_len - 1
+        if self.leading_rows:
+            return T.cast(T.min(T.cast(row, "uint32"), T.uint32(last)), "int32")
+        return T.min(row, last)
 
     @property
     def element_bytes(self) -> int:

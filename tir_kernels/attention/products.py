@@ -120,7 +120,7 @@ def output_store(g: AttentionGeometry):
     tile, row_tiles, value_tiles = g.out_tile, g.row_tiles, g.value_tiles
     is_float32 = g.problem.dtype == "float32"
     pack_instruction = "" if is_float32 else f"cvt.rn.{SHORT[g.problem.dtype]}x2.f32"
-    q_len, real_chunks = g.problem.q_len, g.problem.v_head_dim // tile.chunk
+    real_chunks = g.problem.v_head_dim // tile.chunk
 
     @T.inline
     def stage(o, oi, word, warp_base, row, n, lane):
@@ -149,7 +149,7 @@ def output_store(g: AttentionGeometry):
             target = T.meta_var(first_row + (row + i * tile.rows_per_pass) * g.config.token_stride)
             for part in T.unroll(tile.parts):
                 at = T.meta_var(chunk + part * tile.threads_per_row)
-                if T.And(at < real_chunks, target < q_len):
+                if T.And(at < real_chunks, g.has_row(target)):
                     T.ptx["ld.shared.v4.b32"](
                         word[0], word[1], word[2], word[3],
                         address(tile.pass_offset(base, i) + part * (tile.threads_per_row * CHUNK_BYTES)),

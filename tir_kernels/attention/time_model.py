@@ -84,7 +84,7 @@ class Work(NamedTuple):
         multiprocessor, and the µs of memory; long block rows are split among `at_once` CTAs.
         """
         problem, config = g.problem, g.config
-        counts = fine.counts(config.block_m, config.block_n)
+        counts = fine.counts(config.block_m, config.block_n, g.leading_rows)
         patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
         heads = np.bincount(patterns, minlength=len(counts.load))  # heads that share each pattern
         splits = split_counts(counts.load, config.block_n, at_once, heads)

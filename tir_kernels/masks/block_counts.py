@@ -8,6 +8,7 @@ import numpy as np
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 FINEST = (16, 32)  # rows and columns of the blocks that all others are made of
+ALL_BITS = 255
 CHUNK = 1 << 24  # blocks of which a byte each is held
 
 
@@ -45,26 +46,33 @@ class FineMask:
         )
         self._known, self._counts = {}, {}
 
-    def counts(self, block_m: int, block_n: int) -> BlockCounts:
-        """The counts for blocks of block_m × block_n, which are `FINEST` times 2^n or 3 · 2^n."""
-        key = block_m, block_n
+    def counts(self, block_m: int, block_n: int, leading_rows: int = 0) -> BlockCounts:
+        """The counts for blocks of block_m × block_n, which are `FINEST` times 2^n or 3 · 2^n.
+
+        The first block row has so many rows before the mask's, a multiple of `FINEST`'s, as `with_leading_rows` has it.
+        """
+        key = block_m, block_n, leading_rows
         if key not in self._counts:
             listed, full, strips = (_in_rows(x) for x in (*self._states(*key), self._states(FINEST[0], block_n)[0]))
             n_full = full.sum(axis=1)
-            part, strips = listed.sum(axis=1) - n_full, strips.sum(axis=1) - n_full * (block_m // FINEST[0])
-            self._counts[key] = BlockCounts(listed, part, strips)
+            in_full = n_full * (block_m // FINEST[0]) - full[:, 0] * (leading_rows // FINEST[0])
+            self._counts[key] = BlockCounts(listed, listed.sum(axis=1) - n_full, strips.sum(axis=1) - in_full)
         return self._counts[key]
 
-    def _states(self, block_m, block_n):
+    def _states(self, block_m, block_n, leading_rows=0):
         """Blocks that keep something, and those that keep everything: bits (patterns, class, row, class, columns / 8).
 
-        A row's bits begin at the least significant one; those behind its columns are 0.
+        A row's bits begin at the least significant one; those behind its columns are 0, but in leading rows.
         """
-        key = block_m, block_n
+        key = block_m, block_n, leading_rows
         if key not in self._known:
+            if leading_rows and leading_rows % block_m == 0:
+                n, (listed, full) = leading_rows // block_m, self._states(block_m, block_n)
+                self._known[key] = _with_first(listed, n, 0), _with_first(full, n, ALL_BITS)
+                return self._known[key]
             if block_m > FINEST[0]:
                 n = _factor(block_m // FINEST[0])
-                finer, merged = self._states(block_m // n, block_n), _rows_merged
+                finer, merged = self._states(block_m // n, block_n, leading_rows), _rows_merged
             elif block_n > FINEST[1]:
                 n = _factor(block_n // FINEST[1])
                 finer, merged = self._states(block_m, block_n // n), _columns_merged
@@ -84,6 +92,11 @@ class FineMask:
             some[np.repeat(np.arange(len(some)), np.diff(ends)), columns[ends[0] : ends[-1]]] = True
             bits[first : first + at_once] = np.packbits(some.reshape(-1, stride, width), axis=-1, bitorder="little")
         return bits.reshape(mask.n_patterns, stride, -1, stride, bits.shape[-1])
+
+
+def _with_first(states: np.ndarray, rows: int, bits: int) -> np.ndarray:
+    """The states with so many rows before the first of each class, whose bytes are `bits`."""
+    return np.pad(states, [(0, 0), (0, 0), (rows, 0), (0, 0), (0, 0)], constant_values=bits)
 
 
 def _rows_merged(states: np.ndarray, n: int, combine) -> np.ndarray:

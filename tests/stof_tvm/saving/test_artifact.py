@@ -93,7 +93,7 @@ def test_manifest_says_what_it_is(case, saved):
         told = json.loads(archive.read("manifest.json"))
     import tvm
 
-    assert told["format"] == 9 and told["tvm_version"] == tvm.__version__
+    assert told["format"] == 10 and told["tvm_version"] == tvm.__version__
     assert told["project_version"] == stof_tvm.__version__
     assert told["masks"] == [site.mask_digest for site in case[0].report().sites]
     assert json.loads(told["target"])["kind"] == "llvm"
@@ -150,7 +150,7 @@ def test_one_flipped_bit(saved, tmp_path, member):
 @pytest.mark.parametrize(
     "changes, rule",
     [
-        ({"format": 3}, "format 3; this version reads format 9: build the engine again"),
+        ({"format": 3}, "format 3; this version reads format 10: build the engine again"),
         ({"tvm_version": "0.26.0"}, "TVM 0.26.0"),
         ({"cpu_features": ["amx-from-the-future"]}, "amx-from-the-future"),
     ],
@@ -169,7 +169,7 @@ def test_the_format_before_this_one_is_told_by_its_version(saved, tmp_path):
             if name != "kernels":
                 archive.writestr(name, source.read(name))
     for read in (stof_tvm.load, artifact.read_report):
-        with pytest.raises(ArtifactError, match="format 6; this version reads format 9: build the engine again"):
+        with pytest.raises(ArtifactError, match="format 6; this version reads format 10: build the engine again"):
             read(path)
 
 

@@ -24,7 +24,7 @@ def part_functions(g: AttentionGeometry, softmax):
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
                 row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)
-                if row < problem.q_len:
+                if g.has_row(row):
                     state = T.meta_var(m * 2 + r)
                     row_max[state] = prior_lse[b, h, row] / T.float32(scale)
                     # One lane of four holds the prior part's sum; a row that kept nothing has none.
@@ -45,7 +45,7 @@ def part_functions(g: AttentionGeometry, softmax):
             for r in T.unroll(2):
                 row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)
                 state = T.meta_var(m * 2 + r)
-                if T.And(row < problem.q_len, lane % 4 == 0):
+                if T.And(g.has_row(row), lane % 4 == 0):
                     lse[b, h, row] = T.Select(
                         row_sum[state] == T.float32(0),
                         T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY)),

@@ -50,7 +50,7 @@ def softmax_functions(g: AttentionGeometry):
     """
     problem = g.problem
     row_tiles, score_tiles, value_tiles, keep_words = g.row_tiles, g.score_tiles, g.value_tiles, g.keep_words
-    q_len, kv_len, stride = problem.q_len, problem.kv_len, g.config.token_stride
+    kv_len, stride = problem.kv_len, g.config.token_stride
     factor = folded_factor(problem)
     folded, natural_scale = factor is not None, 1.0 if factor is None else factor
     to_exponent = natural_scale * LOG2E
@@ -104,7 +104,7 @@ def softmax_functions(g: AttentionGeometry):
                 if problem.bias_shape is None:
                     s[si] = before_bias(problem, s[si])
                 else:
-                    row = T.meta_var(T.min(first_row + (m * 16 + i % 4 // 2 * 8 + lane // 4) * stride, q_len - 1))
+                    row = T.meta_var(g.row_of_token(first_row + (m * 16 + i % 4 // 2 * 8 + lane // 4) * stride))
                     col = T.meta_var(T.min(first_col + (i // 4 * 8 + lane % 4 * 2 + i % 2) * stride, kv_len - 1))
                     s[si] = before_bias(problem, s[si]) + T.cast(bias[problem.bias_index(b, h, row, col)], "float32")
 

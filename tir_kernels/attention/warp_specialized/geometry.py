@@ -13,6 +13,7 @@ from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PAN
 
 WARPGROUP = 128  # threads
 WARPGROUP_ROWS = 64  # of one wgmma
+UNALIGNED_ROWS = 192  # of a block row that may begin before the first token
 PRODUCER_REGISTERS = 32
 BARRIER_BYTES = 8
 WORD_BYTES = 4
@@ -78,6 +79,22 @@ class Geometry(AttentionGeometry):
     def cta_threads(self) -> int:
         """Threads of a CTA: those that compute, and a warpgroup of which one thread copies."""
         return self.threads + PRODUCER_THREADS
+
+    @property
+    def leading_rows(self) -> int:
+        """Rows of the first block row that lie before the first token, a multiple of a warpgroup's.
+
+        With them the last block row ends where the sequence does.  Under a causal mask the rows that are computed for
+        nothing are then those of the shortest block row, not of the longest.
+
+        Block rows of 128 begin where blocks of keys, and often a mask's own blocks, begin: 64 rows before that, each
+        would have the tiles of two.  Those of 192 meet them anyhow.  Block rows that are listed on the device begin at
+        the first token.
+        """
+        if self.config.block_m != UNALIGNED_ROWS or self.problem.block_map is not None:
+            return 0
+        needed = -(-self.problem.q_len // WARPGROUP_ROWS)  # warpgroups
+        return -needed % self.warpgroups * WARPGROUP_ROWS
 
     @property
     def score_tiles(self) -> int:

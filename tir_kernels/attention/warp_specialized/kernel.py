@@ -140,8 +140,9 @@ def operands(
     if mask is None:
         mask = MaskForms(problem).stored((config.block_m, config.block_n))
     gpu = gpu_of(target)
-    ctas = Geometry(problem, config).grid_size(gpu)
-    (items, *lists), workspace = warp_specialized_operands(mask, problem, gpu, ctas, config.together)
+    g = Geometry(problem, config)
+    ctas = g.grid_size(gpu)
+    (items, *lists), workspace = warp_specialized_operands(mask, problem, gpu, ctas, config.together, g.leading_rows)
     # Where each CTA has one item at most, none counts.
     unwritten = len(workspace[0]) == 1 and len(items) <= ctas
     items = items if problem.block_map is None else with_count(items)

@@ -8,16 +8,18 @@ from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.warp_specialized.work import EVERYTHING, NOTHING, listed_blocks, plan_items
 from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.masks.leading_rows import with_leading_rows
 
 READ_AHEAD = 1  # tiles whose list entries are read past an item's last
 
 
 def warp_specialized_operands(
-    mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int, together: int = 1
+    mask: BlockSparseMask, problem: AttentionProblem, gpu: GPU, ctas: int, together: int = 1, leading_rows: int = 0
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """([items, entries, keep_bits], [partials, arrivals, taken]), in argument order; none is empty.
 
-    The kernel reads all of the first three when it runs: their contents may change between two launches.
+    The kernel reads all of the first three when it runs: their contents may change between two launches.  Of the first
+    block row so many `leading_rows` lie before the first token.
 
     items : int32 (items, 8)
         Block rows, or parts of them, in the order in which `ctas` CTAs take them; see `Item`.
@@ -31,8 +33,9 @@ def warp_specialized_operands(
     taken : uint32 (1,)
         How many items were taken from the list.  The kernel leaves it, and `arrivals`, zero, as it finds them.
     """
+    mask = with_leading_rows(mask, leading_rows)
     listed = listed_blocks(mask, together)
-    items, n_slots = plan_items(mask, listed, problem, gpu, ctas, mask.block_n * together)
+    items, n_slots = plan_items(mask, listed, problem, gpu, ctas, mask.block_n * together, leading_rows)
     entries = np.tile(np.array([0, -1], np.int32), (len(listed.part) + READ_AHEAD * together, 1))
     entries[: len(listed.part)] = np.stack([listed.column * mask.block_n, listed.part], axis=1)
     workspace = warp_specialized_workspace(problem, mask.block_m, max(1, n_slots))

@@ -18,7 +18,7 @@ class Item(enum.IntEnum):
     FULL = 1
     END = 2
     HEAD = 3  # head `HEAD % q_heads` of batch entry `HEAD // q_heads`; -1: there is no more work
-    FIRST_ROW = 4  # the first token of the block row
+    FIRST_ROW = 4  # the first token of the block row; negative where its first rows are no tokens
     SPLITS = 5  # how many items share the block row; 1 if it is not split
     SPLIT = 6  # which of them this is
     FIRST_SLOT = 7  # the first slot of the items that share the block row
@@ -58,10 +58,20 @@ def listed_blocks(mask: BlockSparseMask, together: int = 1) -> Listed:
 
 
 def plan_items(
-    mask: BlockSparseMask, listed: Listed, problem: AttentionProblem, gpu: GPU, ctas: int, tile_n: int
+    mask: BlockSparseMask,
+    listed: Listed,
+    problem: AttentionProblem,
+    gpu: GPU,
+    ctas: int,
+    tile_n: int,
+    leading_rows: int = 0,
 ) -> tuple[np.ndarray, int]:
-    """(items, number of slots): int32 (items, fields of Item), in the order in which `ctas` CTAs take them."""
+    """(items, number of slots): int32 (items, fields of Item), in the order in which `ctas` CTAs take them.
+
+    So many of the mask's rows come before the first token's.
+    """
     shares = plan_shares(mask, problem, gpu, ctas, listed.row_ptr, tile_n)
+    shares = shares._replace(first_row=shares.first_row - leading_rows)
     full = np.clip(listed.full_ptr[shares.row], shares.begin, shares.end)
     fields = fields_of(shares, full)
     return np.stack([fields[field] for field in Item], axis=1).astype(np.int32), shares.slots

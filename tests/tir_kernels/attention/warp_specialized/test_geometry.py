@@ -1,10 +1,11 @@
 """Shared memory and registers of the warp-specialized kernel, for every configuration of every head size."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from tir_kernels.attention.problem import AttentionProblem
+from tir_kernels.attention.problem import AttentionProblem, BlockMap
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import (
     BARRIER_BYTES,
@@ -90,6 +91,18 @@ def test_registers_that_are_traded_fit_a_multiprocessor(dims):
             assert ctas * (g.threads * more + PRODUCER_THREADS * PRODUCER_REGISTERS) <= H200.registers, g.config
         else:
             assert ctas * g.cta_threads * more <= H200.registers, g.config
+
+
+@pytest.mark.parametrize(
+    "block_m, length, rows",
+    [(192, 192, 0), (192, 129, 0), (192, 128, 64), (192, 65, 64), (192, 64, 128), (192, 1, 128), (192, 4096, 128)]
+    + [(128, 64, 0), (128, 4096, 0), (64, 1, 0)],
+)
+def test_block_rows_of_192_end_where_the_sequence_does(block_m, length, rows):
+    given = AttentionProblem(1, 2, 2, length, 300, 64, 64, "float16", 0.125)
+    config = specialized.Config(block_m, 128, 2)
+    assert Geometry(given, config).leading_rows == rows
+    assert Geometry(replace(given, block_map=BlockMap(1, 1, 1920, 1920)), config).leading_rows == 0
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)

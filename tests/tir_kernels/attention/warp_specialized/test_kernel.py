@@ -85,6 +85,20 @@ def test_kernel_promises_the_occupancy_of_its_geometry(config):
     assert traded == ({"dec": 32, "inc": g.registers_at(ctas)} if g.trades_registers else {})
 
 
+@pytest.mark.parametrize("length, before", [(300, 64), (250, 128)])
+def test_rows_that_may_be_negative_are_compared_with_the_length_as_unsigned_numbers(length, before):
+    """All of them: those of the output, of the log-sum-exp, of an earlier part and of a bias."""
+    given = problem(q_len=length, kv_len=401, bias_shape=(1, 4, length, 401), continues=True, gives_lse=True)
+    config = WarpSpecializedConfig(192, 64, 2)
+    assert Geometry(given, config).leading_rows == before
+    text = source(specialized, given, config, "sm_90a")
+    compared, of_bias = (re.findall(rf"{sign} (\S*\b{n})\)", text) for sign, n in (("<", length), (",", length - 1)))
+    assert len(compared) == 4 + 2 + 2 and set(compared) == {f"(uint){length}"}
+    assert len(of_bias) >= 32 and set(of_bias) == {f"(uint){length - 1}"}
+    # Nor is there a comparison that was simplified.
+    assert len(re.findall(r"rest_ptr\[0\][^;?]*<", text)) == len(compared)
+
+
 def test_grid_has_the_ctas_that_run_at_once():
     g = Geometry(problem(), WarpSpecializedConfig(64, 64, 2))
     gpu = gpu_of(SM_90A)

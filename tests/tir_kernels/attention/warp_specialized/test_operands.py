@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tir_kernels.attention.block_wise.operands import lane_keep_bits
-from tir_kernels.attention.problem import AttentionProblem, Layouts, View
+from tir_kernels.attention.problem import AttentionProblem, BlockMap, Layouts, View
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry
 from tir_kernels.attention.warp_specialized.operands import READ_AHEAD, warp_specialized_operands
@@ -14,7 +14,10 @@ from tir_kernels.cuda.device import H200
 from tir_kernels.cuda.shared_tiles import PanelTile
 from tir_kernels.errors import MaskError
 from tir_kernels.masks.block_sparse import BlockSparseMask
+from tir_kernels.masks.leading_rows import with_leading_rows
 from tir_kernels.target import parse_target
+
+SM_90A = parse_target("cuda -arch=sm_90a")
 
 
 def problem(keep, batch=1, heads=2, **rest):
@@ -30,8 +33,11 @@ def random_masks(q_len, kv_len) -> np.ndarray:
     return keep
 
 
-def decode(mask, operands, head):
-    """The dense mask of one head as the kernel's lanes see it, and how often each block was visited."""
+def decode(mask, operands, head, before=0):
+    """The dense mask of one head as the kernel's lanes see it, and how often each block was visited.
+
+    The items' first rows are those of a mask that has `before` rows less.
+    """
     items, entries, keep_bits, *_ = operands
     shape = mask.n_block_rows * mask.block_m, mask.n_block_cols * mask.block_n
     dense, visits = np.zeros(shape, bool), np.zeros((mask.n_block_rows, mask.n_block_cols), int)
@@ -39,6 +45,7 @@ def decode(mask, operands, head):
     row, column = i % 4 // 2 * 8 + lane // 4, i // 4 * 8 + lane % 4 * 2 + i % 2
     for item in items[items[:, Item.HEAD] == head]:
         begin, full, end, first_row = item[[Item.BEGIN, Item.FULL, Item.END, Item.FIRST_ROW]]
+        first_row += before
         assert begin <= full <= end and begin < end
         assert (entries[begin:full, 1] >= 0).all() and (entries[full:end, 1] == -1).all(), "partial blocks come first"
         for first_key, part in entries[begin:end]:
@@ -67,6 +74,45 @@ def test_lanes_see_the_dense_mask_and_visit_every_listed_block_once(q_len, kv_le
         empty = ~listed.any(axis=1)
         np.testing.assert_array_equal(visits[~empty], listed[~empty])
         assert (visits[empty].sum(axis=1) == 1).all(), "a row without work has one block"
+
+
+@pytest.mark.parametrize("block_n", [64, 128])
+@pytest.mark.parametrize("q_len, before", [(40, 128), (250, 128), (256, 128), (300, 64), (450, 64), (500, 64)])
+def test_block_rows_end_where_the_sequence_ends(q_len, before, block_n):
+    keep = random_masks(q_len, 203)
+    given, config = problem(keep), specialized.Config(192, block_n, 2)
+    assert Geometry(given, config).leading_rows == before
+    mask = BlockSparseMask.from_dense(keep, (192, block_n))
+    operands = specialized.operands(given, config, SM_90A, mask).arrays
+    first_rows = operands[0][:, Item.FIRST_ROW]
+    assert first_rows.max() == -(-q_len // 64) * 64 - 192 and set(first_rows) == {*range(-before, q_len, 192)}
+    for head in range(2):
+        dense, _ = decode(with_leading_rows(mask, before), operands, head, before)
+        np.testing.assert_array_equal(dense[before:], keep[head])
+
+
+def test_under_a_causal_mask_rows_before_the_first_token_are_the_cheapest():
+    keep = np.tril(np.ones((4096, 4096), bool))
+    given, config = problem(keep), specialized.Config(192, 128, 2)
+    mask = BlockSparseMask.from_dense(keep, (192, 128))
+    listed = {}
+    for rows in (0, Geometry(given, config).leading_rows):
+        (items, *_), _ = warp_specialized_operands(mask, given, H200, 132, leading_rows=rows)
+        of_head = items[items[:, Item.HEAD] == 0]
+        tiles, full = (int((of_head[:, end] - of_head[:, Item.BEGIN]).sum()) for end in (Item.END, Item.FULL))
+        by_hand = [-(-min(first + 192 - rows, 4096) // 128) for first in range(0, 4096 + rows, 192)]
+        assert tiles == sum(by_hand)
+        listed[rows] = tiles, full
+    assert listed == {0: (384, 74), 128: (363, 43)}
+
+
+@pytest.mark.parametrize("block_m, block_map", [(192, BlockMap(1, 1, 1920, 1920)), (128, None), (64, None)])
+def test_other_block_rows_begin_at_the_first_token(block_m, block_map):
+    keep = random_masks(300, 300)
+    given, config = problem(keep, block_map=block_map), specialized.Config(block_m, 64, 2)
+    mask = BlockSparseMask.from_dense(keep, (block_m, 64))
+    items, *_ = specialized.operands(given, config, SM_90A, mask).arrays
+    assert {*items[:-1, Item.FIRST_ROW]} == {*range(0, 300, block_m)}
 
 
 def test_added_blocks_of_empty_rows_keep_nothing():

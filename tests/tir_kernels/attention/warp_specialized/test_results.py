@@ -13,6 +13,7 @@ from tests.gpu.sources import source
 from tests.tir_kernels.attention.cuda_emulator import EmulatedKernel, aligned, tensor_map
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.attention.reference import attention_reference
+from tir_kernels.attention.warp_specialized import geometry
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry, WarpSpecializedConfig
 from tir_kernels.attention.warp_specialized.producer import tensor_map_fields
@@ -102,6 +103,29 @@ CASES = {
         problem(70, 1300, dim=16, continues=True, sink_dtype="float32"), config(64, 32, 2, 4), split=True
     ),
     "sink": Case(problem(130, 140, dim=48, heads=3, sink_dtype="float32"), config(64, 64), "empty rows"),
+    # Three warpgroups, of which one or two begin before the first token.
+    "one before, causal": Case(problem(310, dim=16, heads=2), config(192, 128), "causal"),
+    "two before, causal": Case(problem(250, dim=32, heads=2), config(192, 128), "causal"),
+    "two before, window, packed": Case(
+        problem(200, dim=16, batch=2, heads=2, kv_heads=1, layouts=packed(2, 200, 2, 1, 16)), config(192, 128), "window"
+    ),
+    "one before, blocks, grouped, bfloat16": Case(
+        problem(257, 400, heads=2, kv_heads=1, dtype="bfloat16"), config(192, 64), "blocks"
+    ),
+    "two before, one token": Case(problem(1, 200, dim=16, heads=3, batch=2, layouts=BSHD), config(192, 128), "full"),
+    "two before, bias": Case(problem(60, 90, dim=16, heads=2, bias_shape=(1, 2, 60, 90)), config(192, 64)),
+    "one before, bias of rows, softcap": Case(
+        problem(70, 90, dim=16, heads=2, batch=2, bias_shape=(2, 1, 70, 1), softcap=2.0), config(192, 64)
+    ),
+    "two before, continued, sink": Case(
+        problem(250, 150, dim=16, heads=2, continues=True, sink_dtype="float32", layouts=BSHD), config(192, 128)
+    ),
+    "one before, split rows, continued, sink": Case(
+        problem(100, 1900, dim=16, continues=True, sink_dtype="bfloat16"), config(192, 64), split=True
+    ),
+    "two before, key counts, split rows": Case(
+        problem(60, 1900, dim=16, key_counts=1), config(192, 128), "full", split=True
+    ),
 }
 
 
@@ -116,6 +140,10 @@ def dense(name: str, given: AttentionProblem, rng) -> np.ndarray:
     if name == "random":
         keep[10:, :64] = True
         keep[3:9] = False
+    if name == "window":
+        keep = abs(np.arange(shape[0])[:, None] - np.arange(shape[1])) <= 40
+    if name == "blocks":
+        keep = np.kron(rng.random([-(-n // 64) for n in shape]) < 0.5, np.ones((64, 64), bool))[: shape[0], : shape[1]]
     if name == "empty rows":
         keep[3:9] = False
         keep[64:192] = False
@@ -220,6 +248,32 @@ def test_items_are_taken_once_by_whatever_cta_comes_first(monkeypatch, tmp_path)
     for i, order in enumerate(islice(permutations(range(emulated.ctas)), 0, None, 5)):
         out, _ = emulated.run(order, together=emulated.ctas if i % 2 else 1)
         np.testing.assert_allclose(out, emulated.expected, atol=4e-3, rtol=0)
+
+
+@pytest.mark.parametrize("block_n, mask", [(128, "causal"), (64, "blocks")])
+def test_two_warpgroups_may_begin_before_the_first_token(block_n, mask, monkeypatch, tmp_path):
+    few_multiprocessors(monkeypatch, 1)
+    monkeypatch.setattr(geometry, "UNALIGNED_ROWS", 128)
+    emulated = Emulated(Case(problem(310, dim=16, heads=2), config(128, block_n), mask), tmp_path)
+    assert emulated.items[:, Item.FIRST_ROW].min() == -64
+    out, lse = emulated.run(range(emulated.ctas))
+    np.testing.assert_allclose(out, emulated.expected, atol=4e-3, rtol=0)
+    np.testing.assert_allclose(lse, emulated.expected_lse, atol=2e-3, rtol=1e-6)
+
+
+def test_rows_before_the_first_token_that_would_be_stored_are_found(monkeypatch, tmp_path):
+    few_multiprocessors(monkeypatch, 1)
+
+    def change(text):
+        start = text.rindex("main_kernel(")
+        signed = text[start:].replace("(uint)", "(int)")
+        assert signed != text[start:]
+        return text[:start] + signed
+
+    given = problem(60, dim=16, gives_lse=False)
+    emulated = Emulated(Case(given, config(192, 64), "causal"), tmp_path, change)
+    with pytest.raises(RuntimeError):
+        emulated.run(range(emulated.ctas))
 
 
 CHANGES = {  # of the kernel's text, in which only waits for tiles that have been read await the other parity, "^ 1"
