@@ -19,20 +19,26 @@ from stof_tvm.parallel.context.plan import ContextPlan
 LINK = 11  # a byte that comes from another GPU takes as long as so many in memory (NVLink of an H200)
 READ_AGAIN = 3  # q, the result, and the result that is written
 COPIED = 4  # k and v, each read and written
+TOGETHER = 128  # keys of a kernel's widest block
 
 
 class Joined(NamedTuple):
-    """All columns of a rank: received ones up to place `before`, its own, and received ones from place `after` on."""
+    """All columns of a rank: received ones up to place `before`, its own, and received ones from place `after` on.
+
+    The rank's own begin at column `own`; those before them that nothing is received for are zeros.
+    """
 
     before: int
     after: int
+    own: int
     mask: Gathered
 
     def keys(self, own: torch.Tensor) -> torch.Tensor:
         """A tensor (batch, kv_heads, columns, dim) with the rank's own k or v in it; `complete` adds what arrives."""
         batch, heads, tokens, dim = own.shape
         keys = own.new_empty(batch, heads, self.mask.width, dim)
-        keys[:, :, self.before : self.before + tokens].copy_(own)
+        keys[:, :, self.before : self.own].zero_()
+        keys[:, :, self.own : self.own + tokens].copy_(own)
         return keys
 
     def complete(self, keys: torch.Tensor, received: torch.Tensor) -> torch.Tensor:
@@ -56,10 +62,14 @@ def joined(plan: ContextPlan, rank: int, q_heads: int, exchange: Exchange, parts
     after = int(np.searchsorted(received.tokens, mine[-1], "right"))
     if received.counts[before:after].any():
         return None  # received tokens lie among the rank's own
-    tokens = np.concatenate([received.tokens[:before], mine, received.tokens[after:]])
-    counts = received.counts[:before], np.ones(len(mine), np.bool_), received.counts[after:]
+    # Rows and columns of the mask's blocks meet as they do in the whole sequence.
+    fill = -before % TOGETHER if before else 0
+    next_token = received.tokens[before - 1] + 1 if before else 0
+    filled = np.minimum(next_token + np.arange(fill), plan.length - 1)  # in order, as masks like to be asked
+    tokens = np.concatenate([received.tokens[:before], filled, mine, received.tokens[after:]])
+    counts = received.counts[:before], np.zeros(fill, np.bool_), np.ones(len(mine), np.bool_), received.counts[after:]
     mask = Gathered(plan.mask, plan.length, mine, [[Columns(tokens, np.concatenate(counts))]], len(tokens))
-    return Joined(before, after, mask)
+    return Joined(before, after, before + fill, mask)
 
 
 def _pays(rows: int, q_heads: int, exchange: Exchange) -> bool:

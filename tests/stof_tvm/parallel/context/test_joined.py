@@ -38,7 +38,8 @@ def test_every_pair_is_kept_once(name, ranks, monkeypatch):
         own = plan.shard(whole, rank)
         received = exchange.laid(_received(exchange, plan, rank, whole))
         tokens = found.complete(found.keys(own), received)[0, 0, :, 0].numpy() - 1
-        assert tokens[found.before : found.before + len(mine)].tolist() == mine.tolist()
+        assert tokens[found.own : found.own + len(mine)].tolist() == mine.tolist()
+        assert found.own % 128 == 0
         again = np.zeros((len(kept), len(mine), LENGTH), int)
         counted = tokens >= 0  # places that nothing is received for are 0
         np.add.at(again, (slice(None), slice(None), tokens[counted]), kept[:, :, counted])
