@@ -57,8 +57,7 @@ class Ranks:
         Of two ranks the name of one that takes a tensor and where the other rank's tensor goes, "" where sums are left
         to `all_reduce`.
     mailboxes : Mailboxes, optional
-        Where kernels can store to the other rank's memory: then no function has the name `exchange`, and all its calls
-        are rewritten (`StoreToPeer`).
+        Where kernels can store to the other rank's memory: all calls of `exchange` are rewritten then (`StoreToPeer`).
     """
 
     rank: int

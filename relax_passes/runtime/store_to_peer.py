@@ -8,8 +8,9 @@ So a term crosses the link while the product goes on, and who needs the sum of b
 just store its result (`with_second_output`) stays as it is, and its term is copied.
 
 Boxes take turns.  A rank stores to a box again after another exchange, to which the other rank comes when it has run
-all kernels before: so an inbox must be read before the next exchange, else it is copied, and two exchanges that follow
-each other have different boxes, the last one of a call and the first of the next one as well.
+all kernels before: so an inbox must be read before the next exchange, else it is copied; a term that is computed before
+the exchange before its own is copied as well; and two exchanges that follow each other have different boxes, the last
+one of a call and the first of the next one, too.
 
 Preconditions: every operator is a call with explicit outputs (`CallTIRRewrite`), and memory is not planned yet.
 """
@@ -72,8 +73,9 @@ class _Rewriter:
 
     def module(self):
         """The rewritten module."""
-        for at, (number, box) in enumerate(zip(self.exchanges, self.boxes)):
-            self._rewrite(number, box, self.exchanges[at + 1] if at + 1 < len(self.exchanges) else None)
+        before, after = [-1, *self.exchanges[:-1]], [*self.exchanges[1:], len(self.bindings)]
+        for number, box, previous, following in zip(self.exchanges, self.boxes, before, after):
+            self._rewrite(number, box, previous, following)
         if len(self.exchanges) == 1:  # the other rank may still read what the call before stored there
             self.before.setdefault(0, []).append(self._call(self.functions.arrive))
         new = []
@@ -84,24 +86,27 @@ class _Rewriter:
         self.mod["main"] = relax.Function(function.params, body, function.ret_ty, function.is_pure, function.attrs)
         return relax.transform.CanonicalizeBindings()(relax.transform.Normalize()(self.mod))
 
-    def _rewrite(self, number: int, box: int, following: int | None) -> None:
-        """Rewrite the exchange in binding `number`; `following` is the next one's."""
+    def _rewrite(self, number: int, box: int, previous: int, following: int) -> None:
+        """Rewrite the exchange in binding `number`, between the numbers of the ones before and behind it."""
         term, other = self.bindings[number].value.args
-        is_stored = self._store(term, number, box)
+        is_stored = self._store(term, number, box, previous)
         ready = self._call(self.functions.arrive) if is_stored else self._call(self.functions.send, term, box)
         memory = memory_of(other, self.values)
         is_own = operator(self.values.get(other)) == ALLOCATION and memory not in self.kept
-        if is_own and (following is None or self.calls[memory][-1] < following):
+        if is_own and self.calls[memory][-1] < following:
             self.instead[self.numbers[other]] = []
             self.instead[number] = [ready, relax.VarBinding(other, self._box(self.functions.inbox, box, other).value)]
         else:
             self.instead[number] = [ready, self._call(self.functions.receive, other, box)]
 
-    def _store(self, term, exchange: int, box: int) -> bool:
-        """Let the kernel that computes a term store it in the other rank's box; False where it cannot."""
+    def _store(self, term, exchange: int, box: int, previous: int) -> bool:
+        """Let the kernel that computes a term store it in the other rank's box; False where it cannot.
+
+        It may not run before the exchange before this one: till then the other rank may read the box.
+        """
         memory = memory_of(term, self.values)
         before = [n for n in self.calls[memory] if n < exchange]
-        if operator(self.values.get(memory)) != ALLOCATION or len(before) != 1:
+        if operator(self.values.get(memory)) != ALLOCATION or len(before) != 1 or before[0] < previous:
             return False
         (number,) = before
         call = self.bindings[number].value

@@ -14,6 +14,7 @@ import tvm_ffi
 from relax_passes.parallel.placement import BoxFunctions
 from stof_tvm.parallel.ranks import Peers
 
+EXCHANGE = "an exchange of terms"
 ALIGNMENT = 256  # bytes
 MILLISECONDS = 1000
 _numbers = itertools.count()
@@ -28,7 +29,7 @@ class PeerMemory:
     def __init__(self, peers: Peers):
         self.peers = peers
         self._names: list[str] = []
-        weakref.finalize(self, _remove, self._names)
+        weakref.finalize(self, _remove, self._names).atexit = False
 
     def boxes(self, count: int, nbytes: int) -> BoxFunctions:
         """The functions of `count` new boxes of so many bytes."""
@@ -91,9 +92,6 @@ class _Boxes:
         if self._memory is None:
             with self.peers.answering("the allocation of memory that ranks share"):
                 self._memory, self._handle = _symmetric(self.count * self.size, self.peers.group)
-
-
-EXCHANGE = "an exchange of terms"
 
 
 def _symmetric(nbytes: int, group: dist.ProcessGroup):

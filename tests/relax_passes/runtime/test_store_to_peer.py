@@ -125,13 +125,20 @@ def times(factor: float):
     return kernel.without_attr("global_symbol")
 
 
-def chain(count: int, factor: float) -> tvm.IRModule:
-    """So many times: x = its term + the other rank's, where a rank's term is x times its factor."""
+def chain(count: int, factor: float, early: bool = False) -> tvm.IRModule:
+    """So many times: x = its term + the other rank's, where a rank's term is x times its factor.
+
+    `early` computes all terms of the first x before the first exchange, and adds up what the ranks have.
+    """
     builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((4, 8), "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
             kernel, value = builder.add_func(times(factor), "times"), x
-            for _ in range(count):
+            terms = [builder.emit(relax.call_tir(kernel, (x,), x.ty)) for _ in range(count * early)]
+            for term in terms:
+                other = builder.emit(relax.call_dps_packed(EXCHANGE, (term,), out_ty=x.ty))
+                value = builder.emit(relax.op.add(value, builder.emit(relax.op.add(term, other))))
+            for _ in range(count * (not early)):
                 term = builder.emit(relax.call_tir(kernel, (value,), x.ty))
                 other = builder.emit(relax.call_dps_packed(EXCHANGE, (term,), out_ty=x.ty))
                 value = builder.emit(relax.op.add(term, other))
@@ -164,6 +171,21 @@ def test_terms_go_from_kernel_to_kernel(count):
             torch.testing.assert_close(out, torch.tanh(x * sum(factors) ** count))
     for used in memory.used:
         assert used.count("arrive") == 20 * (2 if count == 1 else count) and not {"send", "receive"} & {*used}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_term_that_is_computed_too_early_is_copied(count):
+    """Stored at once, it would overwrite what the other rank reads in the call before."""
+    factors, memory, mains = (0.25, 0.5), Memory(), []
+    for rank, factor in enumerate(factors):
+        ranks = Ranks(rank, 2, "", "", EXCHANGE, Mailboxes(memory, rank))
+        mod = tvm.transform.Sequential([*LOWERING, StoreToPeer(ranks)])(chain(count, factor, early=True))
+        assert mod["main"].script().count(".send") == count - 1  # all but the first
+        mains.append(run_linked(relax.build(mod, QUICK_LLVM))["main"])
+    for _ in range(20):
+        x = torch.randn(4, 8)
+        for out in in_pair([lambda main=main: main(x) for main in mains]):
+            torch.testing.assert_close(out, torch.tanh(x * (1 + count * sum(factors))))
 
 
 @pytest.mark.parametrize("exchanges", range(9))

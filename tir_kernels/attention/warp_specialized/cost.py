@@ -28,8 +28,8 @@ FITTED = Coefficients(
 # By block_m, block_n and blocks together.  Tiles of 64 × 128 are predicted too fast where few CTAs run; 64 × 64 or the
 # block-wise kernel is up to a third faster there.  From 1.03 to 1.06 the choices are the same.  Four blocks together
 # are copied by twice or four times as many instructions of one thread (seven masks on an H200, benchmarks/notes).
-# 192 × 128 is predicted too slow where rows are long.
-FACTORS = {(192, 128, 1): 0.94, (64, 128, 1): 1.05, (128, 32, 4): 1.08, (64, 32, 4): 1.2}
+# 192 × 128 is predicted too slow where rows are long; below 0.97 it is chosen where each CTA has a single row, too.
+FACTORS = {(192, 128, 1): 0.97, (64, 128, 1): 1.05, (128, 32, 4): 1.08, (64, 32, 4): 1.2}
 
 
 def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> float:
