@@ -100,8 +100,9 @@ def _columns_with_any(pattern, rows: "_Side", columns: "_Side", across: int) -> 
     lasts = np.minimum(firsts + group, len(columns.first)) - 1
     top, bottom = rows.first[:1], rows.last.max(keepdims=True)
     state = pattern.blocks(top, bottom, columns.first[firsts], columns.last[lasts], columns.stride)
-    pieces = np.arange(len(columns.first))
-    return pieces[np.repeat(state[0] != EMPTY, lasts + 1 - firsts)]
+    keeps_any = state[0] != EMPTY
+    keeps_any[0] |= not keeps_any.any()  # patterns are asked for one column at least
+    return np.flatnonzero(np.repeat(keeps_any, lasts + 1 - firsts))
 
 
 class _Side:
