@@ -90,7 +90,7 @@ def test_a_sink_is_that_of_all_ranks(found, sink, words):
         assert rank["sinks"][sink]["refusal"].startswith(f"ParallelError: {words}")
 
 
-@pytest.mark.parametrize(("engine", "where"), [("mesh", "an all-reduce"), ("context", "a first attention")])
+@pytest.mark.parametrize(("engine", "where"), [("mesh", "an exchange of terms"), ("context", "a first attention")])
 def test_inputs_that_one_rank_refuses_end_the_call_of_the_other(found, engine, where):
     own, told = (rank["refused_inputs"][engine] for rank in reversed(found))
     assert own.startswith("InputError: ids must be") and told == f"ParallelError: rank 1 failed ({where}): {own}"
