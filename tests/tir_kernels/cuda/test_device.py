@@ -174,6 +174,7 @@ SUFFIXES = {"a", "f", "af", "fa"}
 ELSEWHERE = {
     ("relax_passes/legalizations/norms.py", 65536): "numbers that are added to one",
     ("relax_passes/schedule/cpu_rules/blocks.py", 16384): "work of a CPU",
+    ("tir_kernels/masks/block_counts.py", 65536): "the values of two bytes",
     ("tir_kernels/attention/row_wise/operands.py", 65536): "bytes that are worth a CTA of their own",
     ("stof_tvm/parallel/statuses.py", 16384): "bytes of a message between processes",
     ("stof_tvm/parallel/context/lists.py", 16384): "blocks of a mask that NumPy looks at together",

@@ -21,6 +21,7 @@ from relax_passes.schedule.cpu_rules.products.contraction import match_contracti
 from relax_passes.schedule.cpu_rules.products.tile import (
     COLUMNS,
     PANEL_ROW_TILES,
+    PANEL_VECTORS,
     ROW_TILES,
     TILE_ROWS,
     TILE_VECTORS,
@@ -65,9 +66,11 @@ def tile_contraction(sch, block, simd: Simd) -> None:
     outer, row, column, k = _loops(sch, block, roles)
     row = row or sch.add_unit_loop(block)
     row_tile, row = sch.split(row, [None, tile.rows])
-    column_tile, vector, lane = sch.split(column, [None, tile.vectors, tile.lanes])
+    panel_vectors = int(annotations.get(PANEL_VECTORS, tile.vectors))
+    factors = [None, tile.vectors // panel_vectors, panel_vectors, tile.lanes]
+    column_tile, panel, vector, lane = sch.split(column, factors)
     row_block, row_tile = sch.split(row_tile, [None, row_tiles])
-    sch.reorder(*outer, row_block, column_tile, row_tile, k, row, vector, lane)
+    sch.reorder(*outer, row_block, column_tile, row_tile, k, row, panel, vector, lane)
     task = sch.fuse(*outer, row_block, column_tile)
 
     sch.reverse_compute_at(spill, row_tile)
@@ -81,8 +84,8 @@ def tile_contraction(sch, block, simd: Simd) -> None:
             sch.compute_at(copy, loop)
             blk.vectorize_last(sch, copy, simd.lanes)
     sch.vectorize(lane)
-    sch.unroll(row)
-    sch.unroll(vector)
+    for loop in (row, panel, vector):
+        sch.unroll(loop)
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes) or math.prod(known) > SERIAL_MULTIPLY_ADDS:
         sch.parallel(task)

@@ -1,8 +1,9 @@
-"""Constant matrices in panels as wide as the register tile of the product that reads them.
+"""Constant matrices in panels, of which the register tile of a product is one or a few.
 
 A product with B (k, n) reads one column tile of it after the other.  Where B is a constant, it is stored as these tiles
 are read, B[n // panel, k, n % panel], and no call copies it.  The last panel is padded with zeros, and the product runs
-over whole tiles: for rows beyond the last it computes the last row again, in elements that nobody reads.
+over whole tiles: for rows beyond the last it computes the last row again, in elements that nobody reads.  The panels of
+a matrix do not depend on the number of rows, so engines of several lengths have the same bytes and hold them once.
 
 Preconditions: after `ApplyTuningRecords`, whose records are for functions with B as it was; before `ScheduleForCPU`.
 """
@@ -24,7 +25,14 @@ from relax_passes.ir.rebuild import rebuild
 from relax_passes.schedule.apply_tuning_records import is_unscheduled
 from relax_passes.schedule.cpu_rules import blocks as blk
 from relax_passes.schedule.cpu_rules.products.contraction import match_contraction
-from relax_passes.schedule.cpu_rules.products.tile import COLUMNS, TILE_ROWS, TILE_VECTORS, choose_panel_tile
+from relax_passes.schedule.cpu_rules.products.tile import (
+    COLUMNS,
+    PANEL_VECTORS,
+    TILE_ROWS,
+    TILE_VECTORS,
+    choose_panel_tile,
+    panel_vectors,
+)
 from relax_passes.schedule.cpu_rules.simd import Simd, simd_of
 
 DTYPE = "float32"  # half precision is converted by blocks of its own
@@ -130,22 +138,23 @@ def _with_packed_product(func, name: str, constants: Collection[int], simd: Simd
     if position is None or columns is None or reads != 1 or len(matrix.ty.shape) != 2 or str(matrix.ty.dtype) != DTYPE:
         return None
     rows = 1 if roles.row is None else sizes[roles.row]
-    tile = choose_panel_tile(rows, columns, simd)
+    tile, width = choose_panel_tile(rows, columns, simd), panel_vectors(columns, simd)
     factors = [1] * len(sizes)
     if tile.pads_rows:
         assert roles.row is not None  # one row is a whole tile
         factors[roles.row] = tile.rows
     if tile.pads_columns:
-        factors[roles.column] = tile.columns
+        factors[roles.column] = width * simd.lanes
     if factors.count(1) < len(factors):
         sch.pad_einsum(block, factors)
     copies = {sch.get(x).reads[0].source: x for x in sch.get_producers(block)}
     copy = copies.pop(matrix, None) or sch.cache_read(block, roles.b, "global")
     for padded in copies.values():
         sch.compute_inline(padded)
-    panels = Panels(tile.columns, roles.b_is_transposed)
+    panels = Panels(width * simd.lanes, roles.b_is_transposed)
     sch.transform_layout(block, ("read", roles.b), panels.index)
-    for key, value in ((TILE_ROWS, tile.rows), (TILE_VECTORS, tile.vectors), (COLUMNS, columns)):
+    shape = {TILE_ROWS: tile.rows, TILE_VECTORS: tile.vectors, PANEL_VECTORS: width, COLUMNS: columns}
+    for key, value in shape.items():
         sch.annotate(block, key, value)
     function = _without_copy(sch.mod["main"], sch.get(copy), position)
     return _with_clamped_rows(function, name), position, panels

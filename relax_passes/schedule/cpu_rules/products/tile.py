@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from relax_passes.schedule.cpu_rules.simd import Simd
 
-# Annotations of a product with a matrix in panels: its tile, and how many columns the matrix has.
-TILE_ROWS, TILE_VECTORS, COLUMNS = "stof.tile_rows", "stof.tile_vectors", "stof.columns"
+# Annotations of a product with a matrix in panels: its tile, vectors in a panel, and how many columns the matrix has.
+TILE_ROWS, TILE_VECTORS, PANEL_VECTORS = "stof.tile_rows", "stof.tile_vectors", "stof.panel_vectors"
+COLUMNS = "stof.columns"
 # Row tiles that share a column tile of B while it is in L2.
 ROW_TILES = 16
 # Row tiles that share a panel of B: a panel lies in one piece, so it stays in L2 while rows of A pass by.
@@ -52,15 +53,42 @@ def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
     return Tile(tile_rows, budget, simd.lanes, pads_rows, pads_columns=True)
 
 
-def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
-    """The tile of a product with a matrix that is stored in panels as wide as the tile, zero-padded.
+def panel_vectors(columns: int, simd: Simd) -> int:
+    """How many vectors wide the panels of a matrix are: the same for all numbers of rows that it may be multiplied by.
 
-    It is the one of least predicted time: multiply-adds, of which two start in a cycle and each takes four, rows of B
-    from L2, a vector a cycle, and to a small part loads and the loop.  `packed_weights.py` pads rows as well.  `rows`
-    is None for a symbolic length.
+    So engines for several lengths, or for prompts and single tokens, hold a matrix once.  Of the widths whose tiles
+    take the least time, over few rows and many, it is the widest: one piece of memory to read, not several.
+    """
+    counts = (1, 2, 3, 4, 8, None)
+    least = {rows: _tile_and_cycles(rows, columns, simd, 1, any_width=True)[1] for rows in counts}
+
+    def loss(width):
+        ratios = [_tile_and_cycles(rows, columns, simd, width)[1] / least[rows] for rows in counts]
+        return round(sum(ratios), 3), -width
+
+    return min(range(1, MAX_VECTORS + 1), key=loss)
+
+
+def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
+    """The tile of a product with a matrix in panels (`panel_vectors`), zero-padded: as wide as a few of them.
+
+    `packed_weights.py` pads rows to whole tiles as well.  `rows` is None for a symbolic length.
+    """
+    width = panel_vectors(columns, simd)
+    (r, v), _ = _tile_and_cycles(rows, columns, simd, width)
+    return Tile(r, v, simd.lanes, rows is None or rows % r != 0, columns % (width * simd.lanes) != 0)
+
+
+def _tile_and_cycles(rows: int | None, columns: int, simd: Simd, width: int, any_width: bool = False):
+    """The tile (rows, vectors) of least predicted time, and this time, cycles; a row's where their number is unknown.
+
+    A tile takes multiply-adds, of which two start in a cycle and each takes four, rows of B from L2, a vector a cycle,
+    and to a small part loads and the loop.  Tiles consist of whole panels and divide all panels evenly, unless
+    `any_width` is set: then they may be as wide as they like.
     """
     most_rows = 8 if simd.registers >= 32 else 6
-    shapes = [(r, v) for v in range(1, MAX_VECTORS + 1) for r in range(1, most_rows + 1)]
+    panels = -(-columns // (width * simd.lanes))
+    widths = [v for v in range(1, MAX_VECTORS + 1) if any_width or (v % width == 0 and panels % (v // width) == 0)]
     # Beside the accumulators, a register holds a value of A, and others a row of B unless each vector is used once.
     fits = lambda r, v: r * v <= simd.accumulators and r * v + 1 + (v if r > 1 else 0) <= simd.registers
 
@@ -69,8 +97,9 @@ def choose_panel_tile(rows: int | None, columns: int, simd: Simd) -> Tile:
         tiles = -(-columns // (v * simd.lanes)) * (1 / r if rows is None else -(-rows // r))
         return tiles * (max(r * v / 2, v, 4) + (r + v + 5) / 20)
 
-    r, v = min((shape for shape in shapes if fits(*shape)), key=cycles)
-    return Tile(r, v, simd.lanes, rows is None or rows % r != 0, columns % (v * simd.lanes) != 0)
+    shapes = [(r, v) for v in widths for r in range(1, most_rows + 1) if fits(r, v)]
+    tile = min(shapes, key=cycles)
+    return tile, cycles(tile)
 
 
 def ceil_div(size: int | None, by: int) -> int | None:

@@ -10,7 +10,7 @@ from tvm.ir.expr import GenericConst
 
 from relax_passes.schedule.cpu import cpu_functions, cpu_passes
 from relax_passes.schedule.cpu_rules.products.packed_weights import PackWeights, Panels
-from relax_passes.schedule.cpu_rules.products.tile import choose_panel_tile
+from relax_passes.schedule.cpu_rules.products.tile import choose_panel_tile, panel_vectors
 from relax_passes.schedule.cpu_rules.simd import Simd
 from tir_kernels.target import parse_target
 
@@ -134,6 +134,18 @@ def test_a_constant_of_two_products_is_stored_once():
     assert first.same_as(second) and first.value.numpy().shape == (1, 24, 24)
 
 
+@pytest.mark.parametrize("mcpu", ["nehalem", "haswell", "skylake-avx512"])
+@pytest.mark.parametrize("columns", [50, 64, 72, 192, 1000])
+def test_all_numbers_of_rows_have_the_same_panels(columns, mcpu):
+    target = parse_target({"kind": "llvm", "mcpu": mcpu})
+    weight, stored = tensor(8, columns), []
+    for rows in (1, 2, 3, 4, 5, 7, 8, 21, 24, 128, tirx.Var("rows", "int64")):
+        with target:
+            mod = tvm.transform.Sequential(cpu_functions())(module(linear(weight), (rows, 8)))
+            stored += constants(PackWeights(target)(mod))
+    assert len(stored) == 11 and all(x.ndim == 3 and np.array_equal(x, stored[0]) for x in stored)
+
+
 def test_symbolic_rows():
     weight, rows = tensor(32, 48), tirx.Var("rows", "int64")
     mod = module(linear(weight, tensor(48, seed=2)), (rows, 32))
@@ -187,7 +199,10 @@ def test_half_precision_stays():
 def test_a_tile_leaves_registers_for_its_operands(rows, columns, simd):
     tile = choose_panel_tile(rows, columns, simd)
     assert tile.rows * tile.vectors + 1 + (tile.vectors if tile.rows > 1 else 0) <= simd.registers
-    assert tile.lanes == simd.lanes and tile.pads_columns == (columns % tile.columns != 0)
+    width = panel_vectors(columns, simd)
+    panels = -(-columns // (width * simd.lanes))
+    assert tile.lanes == simd.lanes and tile.pads_columns == (columns % (width * simd.lanes) != 0)
+    assert tile.vectors % width == 0 and panels % (tile.vectors // width) == 0  # whole tiles, of whole panels
     assert rows is None or tile.pads_rows == (rows % tile.rows != 0)
 
 
