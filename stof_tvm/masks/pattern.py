@@ -16,12 +16,13 @@ EMPTY < PART < FULL, so that & is a minimum, | a maximum and ~ a reflection.
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 
 import numpy as np
 
 from tir_kernels.masks.bitmap import TILE, column_bits, pack_bitmap, row_bits
-from tir_kernels.masks.block_sparse import FULL, PART, block_state
+from tir_kernels.masks.block_sparse import EMPTY, FULL, PART, block_state
 
 BITS_AT_ONCE = 1 << 26  # elements of which only bits are held
 ON_DEVICE_AT_ONCE = 1 << 24  # elements of which int64 tensors are held on a GPU
@@ -190,9 +191,11 @@ class Layout(Pattern):
         return self.cells[first : last + 1]
 
     def blocks(self, i0, i1, j0, j1, stride):
+        top, bottom, left, right = i0 // self.height, i1 // self.height, j0 // self.width, j1 // self.width
+        if (top == bottom).all() and (left == right).all():  # within a cell each
+            return np.where(self.cell(top[:, None], left), FULL, EMPTY)
         state = np.empty((len(i0), len(j0)), np.int8)
-        left, right = j0 // self.width, j1 // self.width
-        for r, (first, last) in enumerate(zip(i0 // self.height, i1 // self.height, strict=True)):
+        for r, (first, last) in enumerate(zip(top, bottom, strict=True)):
             cells = self.cell_rows(first, last)
             some, every = _prefix_sum(cells.any(axis=0)), _prefix_sum(cells.all(axis=0))
             state[r] = some[right + 1] > some[left]
@@ -214,13 +217,14 @@ class RandomBlocks(Layout):
     def __init__(self, kv_len: int, cell: int, fill: float, seed: int):
         self.height = self.width = cell
         self.columns = np.arange(-(-kv_len // cell))
-        self.fill = fill
+        # A cell is kept where its 53 highest bits, as a fraction, are below `fill`.
+        self.below = math.ceil(fill * 2.0**53) << 11
         with np.errstate(over="ignore"):
             self.state = _mix64(np.uint64(seed))
 
     def cell(self, r, c):
         bits = _mix64(_mix64(self.state + r.astype(np.uint64)) + c.astype(np.uint64))
-        return (bits >> np.uint64(11)) * 2.0**-53 < self.fill
+        return bits <= np.uint64(self.below - 1) if self.below else np.zeros(bits.shape, np.bool_)
 
     def cell_rows(self, first, last):
         return self.cell(np.arange(first, last + 1)[:, None], self.columns)
@@ -349,6 +353,7 @@ def _tiles_by_offset(member: np.ndarray, stride: int) -> np.ndarray:
 def _mix64(x):
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), uint64 → uint64, after one step of its counter."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor)
+    return x

@@ -93,8 +93,12 @@ class PatternLists:
         """
         at = np.arange(self.rows * BLOCK).reshape(self.rows, BLOCK)
         low, high = at.copy(), at.copy()
-        np.minimum.at(low, self.full_row, self.full_col[:, None].astype(np.int64) * BLOCK)
-        np.maximum.at(high, self.full_row, self.full_col[:, None].astype(np.int64) * BLOCK + BLOCK - 1)
+        # Rows ascend, and the columns of each.
+        begins = np.flatnonzero(np.diff(self.full_row, prepend=-1))
+        ends = np.append(begins, len(self.full_row))[1:] - 1
+        some, first, last = self.full_row[begins], self.full_col[begins], self.full_col[ends]
+        low[some] = np.minimum(low[some], first[:, None].astype(np.int64) * BLOCK)
+        high[some] = np.maximum(high[some], last[:, None].astype(np.int64) * BLOCK + BLOCK - 1)
         tile = np.arange(BLOCK // TILE)[None, :, None] * TILE
         for k in np.array_split(np.arange(len(self.part_col)), 1 + len(self.part_col) // 16384):
             bits, start = self.bytes[k], self.part_col[k].astype(np.int64)[:, None] * BLOCK

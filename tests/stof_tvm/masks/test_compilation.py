@@ -8,6 +8,7 @@ import torch
 
 from stof_tvm import masks
 from stof_tvm.masks import compilation
+from stof_tvm.masks.walking import block_rows
 from stof_tvm.running.bounded_cache import BoundedCache
 from tir_kernels.errors import MaskError
 
@@ -30,33 +31,63 @@ def fresh_cache(monkeypatch):
 def test_chunks_do_not_matter(mask, monkeypatch, fresh_cache):
     whole, dense = mask.compile(97, block=(8, 16)), mask.dense(97)
     for blocks, elements in [(1, 1), (30, 300)]:
-        monkeypatch.setattr(compilation, "CHUNK_BLOCKS", blocks)
+        monkeypatch.setattr(block_rows, "CHUNK_BLOCKS", blocks)
         monkeypatch.setattr(compilation, "CHUNK_ELEMENTS", elements)
         fresh_cache.entries.clear()
         assert mask.compile(97, block=(8, 16)) == whole
         assert (mask.dense(97) == dense).all()
 
 
-@pytest.mark.parametrize("mask", [*MASKS, masks.a_shape(4, 9), masks.causal() & ~masks.causal()], ids=repr)
-@pytest.mark.parametrize("block", [(8, 16), (16, 8), (128, 16), (8, 192)], ids=str)
-def test_columns_that_are_left_out_keep_nothing(mask, block, monkeypatch, fresh_cache):
-    """Long sequences have columns left out; here short ones do, of blocks that are put together as well."""
-    whole = mask.compile(97, block=block)
-    for name, value in {"LOOKED_AT_TOGETHER": 2, "FEWEST_GROUPS": 1, "CHUNK_BLOCKS": 16}.items():
-        monkeypatch.setattr(compilation, name, value)
-    fresh_cache.entries.clear()
-    assert mask.compile(97, block=block).validate() == whole
+COARSE_MASKS = [
+    *((mask, 97) for mask in MASKS),
+    (masks.a_shape(4, 9), 113),
+    (masks.causal() & ~masks.causal(), 113),
+    (masks.causal() | masks.bigbird(5, 3, 0.3, block=16), 50),
+    (masks.document([50, 47]) & masks.causal(), 97),
+]
 
 
-def test_a_long_window_is_looked_at_where_it_is(fresh_cache):
+@pytest.mark.parametrize("mask, kv_len", COARSE_MASKS, ids=repr)
+@pytest.mark.parametrize("block", [(8, 16), (16, 8), (24, 8), (128, 16), (8, 192)], ids=str)
+def test_coarse_blocks_hold_the_same_mask(mask, kv_len, block, monkeypatch, fresh_cache):
+    """Of long sequences, patterns are asked for coarse blocks first; here of short ones, in chunks and at once."""
+    whole = mask.compile(97, kv_len, block=block)
+    monkeypatch.setattr(block_rows, "FEWEST_COARSE", 1)
+    for coarse, together, chunk, partial in [(16, 2, 16, 1), (16, 1, 1 << 19, 1), (32, 2, 4, 1), (16, 3, 64, 0.2)]:
+        monkeypatch.setattr(block_rows, "COARSE", coarse)
+        monkeypatch.setattr(block_rows, "COARSE_TOGETHER", together)
+        monkeypatch.setattr(block_rows, "CHUNK_BLOCKS", chunk)
+        monkeypatch.setattr(block_rows, "MOST_PARTIAL", partial)
+        fresh_cache.entries.clear()
+        assert mask.compile(97, kv_len, block=block).validate() == whole
+
+
+def test_coarse_blocks_are_taken_where_few_are_partial(monkeypatch):
+    """Not where a formula tells nothing of blocks, and all of their elements would be looked at by coarse ones."""
+    taken, coarsely = [], block_rows._coarsely
+    monkeypatch.setattr(block_rows, "_coarsely", lambda *a: taken.append(coarsely(*a)) or taken[-1])
+    formula = masks.from_mask_mod(lambda b, h, q_idx, kv_idx: (q_idx * kv_idx) % 7 == 0)
+    for mask, is_coarse in ((masks.sliding_window(64), True), (masks.sliding_window(64) & formula, True)):
+        lists = list(block_rows.walk(mask.bind(1 << 15, 1 << 15), 1 << 15, 1 << 15, (16, 32), 1))
+        assert taken and all((found is not None) == is_coarse for found in taken)
+        assert sum(len(some.part_count) for some in lists) == (1 << 15) // 16
+        taken.clear()
+    pattern = formula.bind(1 << 15, 1 << 15)
+    first = next(block_rows.walk(pattern, 1 << 15, 1 << 15, (16, 32), 1))
+    assert taken == [None] and len(first.part_count) == 512  # of 2,048 block rows: 2^19 blocks at once
+
+
+@pytest.mark.parametrize("mask", [masks.sliding_window(64), masks.bigbird(128, 64, 0.002)], ids=repr)
+def test_long_sequences_are_asked_for_few_blocks(mask):
     """16,384 block rows of 8,192 blocks: some 6 s, if every block were asked for."""
-    asked, window = [], masks.sliding_window(64)
-    pattern = window.bind(1 << 18, 1 << 18)
+    asked = []
+    pattern = mask.bind(1 << 18, 1 << 18)
     blocks = pattern.blocks
     pattern.blocks = lambda i0, i1, j0, j1, stride: asked.append(len(i0) * len(j0)) or blocks(i0, i1, j0, j1, stride)
-    lists = list(compilation._walk(pattern, 1 << 18, 1 << 18, (16, 32), 1))
-    assert sum(asked) < 16384 * 8192 / 20
-    assert sum(len(some.full_col) + len(some.part_col) for some in lists) < 16384 * 7
+    lists = list(block_rows.walk(pattern, 1 << 18, 1 << 18, (16, 32), 1))
+    assert sum(asked) < 16384 * 8192 / 7
+    listed = sum(len(some.full_col) + len(some.part_col) for some in lists)
+    assert 16384 * 4 < listed < 16384 * 8192 / 200
 
 
 @pytest.mark.parametrize(
@@ -98,8 +129,8 @@ def test_no_quadratic_memory(mask, block, fresh_cache):
 def test_only_part_blocks_are_looked_at(mask, monkeypatch, fresh_cache):
     """Whole blocks are decided from index intervals: their elements are never evaluated."""
     looked_at = []
-    bits = compilation._bits
-    monkeypatch.setattr(compilation, "_bits", lambda *a: looked_at.append(bits(*a)) or looked_at[-1])
+    bits = block_rows._bits
+    monkeypatch.setattr(block_rows, "_bits", lambda *a: looked_at.append(bits(*a)) or looked_at[-1])
     compiled = mask.compile(203, block=(16, 8))
     assert sum(map(len, looked_at)) == len(compiled.part_col_idx) > 0
 
@@ -125,8 +156,8 @@ def test_blocks_of_tokens_apart_hold_the_same_mask(mask, block, stride):
 
 def test_blocks_of_every_stride_th_token_are_few_and_decided_exactly(monkeypatch, fresh_cache):
     looked_at, mask = [], masks.strided(16)
-    bits = compilation._bits
-    monkeypatch.setattr(compilation, "_bits", lambda *a: looked_at.append(bits(*a)) or looked_at[-1])
+    bits = block_rows._bits
+    monkeypatch.setattr(block_rows, "_bits", lambda *a: looked_at.append(bits(*a)) or looked_at[-1])
     compiled = mask.split(15)[1].compile(512, block=(16, 16), token_stride=16)
     assert sum(map(len, looked_at)) == len(compiled.part_col_idx)
     assert len(compiled.load_col_idx) < 0.2 * len(mask.split(15)[1].compile(512, block=(16, 16)).load_col_idx)
