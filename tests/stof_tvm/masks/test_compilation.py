@@ -50,7 +50,7 @@ COARSE_MASKS = [
 @pytest.mark.parametrize("mask, kv_len", COARSE_MASKS, ids=repr)
 @pytest.mark.parametrize("block", [(8, 16), (16, 8), (24, 8), (128, 16), (8, 192)], ids=str)
 def test_coarse_blocks_hold_the_same_mask(mask, kv_len, block, monkeypatch, fresh_cache):
-    """Of long sequences, patterns are asked for coarse blocks first; here of short ones, in chunks and at once."""
+    """Patterns of long sequences are asked for coarse blocks first; here those of short ones, in chunks and at once."""
     whole = mask.compile(97, kv_len, block=block)
     monkeypatch.setattr(block_rows, "FEWEST_COARSE", 1)
     for coarse, together, chunk, partial in [(16, 2, 16, 1), (16, 1, 1 << 19, 1), (32, 2, 4, 1), (16, 3, 64, 0.2)]:
