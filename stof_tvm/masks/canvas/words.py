@@ -20,10 +20,22 @@ class WordPattern(Pattern):
     def words(self, i, first, width: int): ...
 
     def bits(self, i, j, stride):
+        width = j.shape[1]
+        if stride > 1 or width not in WIDTHS:
+            return self._bits_of_elements(i, j, stride)
+        # Each eight columns follow one another, but not always all of a block, nor do they begin at a multiple.
+        in_words = (j[:, 0] % width == 0) & (j == np.minimum(j[:, :1] + np.arange(width), j[:, -1:])).all(axis=1)
+        if in_words.all():
+            return self._bits_of_words(i, j)
+        bits = np.empty((len(i), i.shape[1] // TILE * (width // TILE)), np.uint64)
+        for some, bits_of in ((in_words, self._bits_of_words), (~in_words, self._bits_of_elements)):
+            if some.any():
+                bits[some] = bits_of(i[some], j[some], stride)
+        return bits
+
+    def _bits_of_words(self, i, j, stride=1):
         (n, rows), width = i.shape, j.shape[1]
-        words = None
-        if stride == 1 and width in WIDTHS and not (j[:, 0] % width).any():
-            words = self.words(i, j[:, 0], width)
+        words = self.words(i, j[:, 0], width)
         if words is None:
             return self._bits_of_elements(i, j, stride)
         octets = words.astype(f"<u{width // TILE}").view(np.uint8).reshape(n, rows // TILE, TILE, width // TILE)

@@ -3,15 +3,23 @@
 import numpy as np
 import pytest
 
+from stof_tvm import masks
 from stof_tvm.errors import MaskError
 from stof_tvm.parallel.context.gathered import Columns, Gathered
 from tests.stof_tvm.parallel.context.some_masks import some_masks
 
 LENGTH = 333
-MASKS = some_masks(LENGTH)
+MASKS = some_masks(LENGTH) | {
+    "video": masks.neighborhood((9, 37), (3, 9)),  # answered in words of 64 columns that follow one another
+    "radial": masks.radial((9, 37), decay=0.25, least=1),
+    "tiles": masks.sliding_tile((9, 37), (2, 8), (6, 24), order="row-major"),
+    "formula": masks.from_mask_mod(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx) % 5 < 2),
+    "mixed formula": masks.from_mask_mod(lambda b, h, q_idx, kv_idx: (q_idx * kv_idx) % 7 == 0),
+}
 TOKENS = {
     "a run": np.arange(64, 201),
     "runs of eights": np.concatenate([np.arange(8, 40), np.arange(96, 128), np.arange(320, 333)]),
+    "eights": np.r_[0:8, 16:24, 64:72, 96:104, 128:192, 256:264, 272:280, 288:304, 312:328],
     "any": np.flatnonzero(np.random.default_rng(1).random(LENGTH) < 0.4),
 }
 
