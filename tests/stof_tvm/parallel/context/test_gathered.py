@@ -10,16 +10,13 @@ from tests.stof_tvm.parallel.context.some_masks import some_masks
 
 LENGTH = 333
 MASKS = some_masks(LENGTH) | {
-    "video": masks.neighborhood((9, 37), (3, 9)),  # answered in words of 64 columns that follow one another
-    "radial": masks.radial((9, 37), decay=0.25, least=1),
-    "tiles": masks.sliding_tile((9, 37), (2, 8), (6, 24), order="row-major"),
+    "video": masks.neighborhood((9, 37), (3, 9)),
     "formula": masks.from_mask_mod(lambda b, h, q_idx, kv_idx: (q_idx - kv_idx) % 5 < 2),
     "mixed formula": masks.from_mask_mod(lambda b, h, q_idx, kv_idx: (q_idx * kv_idx) % 7 == 0),
 }
 TOKENS = {
     "a run": np.arange(64, 201),
     "runs of eights": np.concatenate([np.arange(8, 40), np.arange(96, 128), np.arange(320, 333)]),
-    "eights": np.r_[0:8, 16:24, 64:72, 96:104, 128:192, 256:264, 272:280, 288:304, 312:328],
     "any": np.flatnonzero(np.random.default_rng(1).random(LENGTH) < 0.4),
 }
 
@@ -39,6 +36,29 @@ def test_rows_and_columns_are_those_of_the_mask(name, tokens):
         compiled = gathered.compile(len(rows), width, block, stride).validate()
         assert (compiled.to_dense()[0] == expected).all()
     assert (gathered.dense(len(rows), width).numpy() == expected.reshape(gathered.dense(len(rows), width).shape)).all()
+
+
+WORDS = [
+    masks.neighborhood((6, 10, 12), (1, 5, 5)),
+    masks.sliding_tile((6, 10, 12), (2, 5, 4), (2, 5, 12), order="row-major"),
+    masks.radial((6, 120), decay=0.25, least=1),
+]
+EIGHTS = {
+    "two frames": np.r_[0:120, 240:360],
+    "eights": np.r_[0:8, 16:24, 64:72, 96:104, 128:192, 256:264, 272:280, 288:304, 312:360, 640:720],
+}
+
+
+@pytest.mark.parametrize("tokens", EIGHTS)
+@pytest.mark.parametrize("mask", WORDS, ids=repr)
+def test_words_of_columns_that_do_not_follow_one_another(mask, tokens):
+    """Masks of videos answer for 64 columns in a row with one word."""
+    tokens, dense = EIGHTS[tokens], mask.dense(720).numpy()
+    for rows in (tokens, np.arange(720)):
+        gathered = Gathered(mask, 720, rows, [[Columns(tokens)]], len(tokens))
+        for block in ((8, 8), (16, 32), (64, 64)):
+            found = gathered.compile(len(rows), len(tokens), block).validate().to_dense()[0, 0]
+            assert (found == dense[rows][:, tokens]).all()
 
 
 def test_heads_may_have_columns_of_their_own():
