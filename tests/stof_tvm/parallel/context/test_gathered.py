@@ -45,7 +45,7 @@ WORDS = [
 ]
 EIGHTS = {
     "two frames": np.r_[0:120, 240:360],
-    "eights": np.r_[0:8, 16:24, 64:72, 96:104, 128:192, 256:264, 272:280, 288:304, 312:360, 640:720],
+    "blocks that begin at multiples": np.concatenate([128 * k + np.r_[0:8, 16:24, 32:48, 64:96] for k in range(5)]),
 }
 
 
