@@ -82,7 +82,8 @@ class _GatheredPattern(Pattern):
         self.whole, self.rows, self.columns = whole, rows, np.concatenate([columns.tokens, extra])
         self.counts = np.concatenate([columns.counts, np.zeros(len(extra), np.bool_)])
         self.before = np.concatenate([columns.before, np.full(len(extra), columns.before[-1])])
-        self.rows_in_tiles, self.columns_in_tiles = _in_tiles(rows), _in_tiles(columns.tokens)
+        self.rows_in_tiles = _in_tiles(rows, np.ones(len(rows), np.bool_))
+        self.columns_in_tiles = _in_tiles(columns.tokens, columns.counts)
         in_bits = self.rows_in_tiles and self.columns_in_tiles
         self.elements_at_once = whole.elements_at_once if in_bits else min(whole.elements_at_once, KEPT_AT_ONCE)
 
@@ -108,7 +109,8 @@ class _GatheredPattern(Pattern):
         return bits & np.repeat(counted, i.shape[1] // TILE, axis=1)
 
 
-def _in_tiles(tokens: np.ndarray) -> bool:
-    """Whether each eight tokens, from the first on, follow one another."""
-    within = np.arange(len(tokens) - 1) % TILE != TILE - 1
-    return bool((np.diff(tokens)[within] == 1).all())
+def _in_tiles(tokens: np.ndarray, counts: np.ndarray) -> bool:
+    """Whether each eight tokens, from the first on, follow one another, or none of them counts."""
+    at = np.arange(len(tokens) - 1)
+    counted = np.append(np.logical_or.reduceat(counts, np.arange(0, len(counts), TILE)), False)
+    return bool(((np.diff(tokens) == 1) | (at % TILE == TILE - 1) | ~counted[at // TILE]).all())

@@ -65,7 +65,7 @@ def joined(plan: ContextPlan, rank: int, q_heads: int, exchange: Exchange, parts
     # Rows and columns of the mask's blocks meet as they do in the whole sequence.
     fill = -before % TOGETHER if before else 0
     next_token = received.tokens[before - 1] + 1 if before else 0
-    filled = np.minimum(next_token + np.arange(fill), plan.length - 1)  # in order, as masks like to be asked
+    filled = np.minimum(next_token + np.arange(fill), mine[0])  # in order, as masks are asked
     tokens = np.concatenate([received.tokens[:before], filled, mine, received.tokens[after:]])
     counts = received.counts[:before], np.zeros(fill, np.bool_), np.ones(len(mine), np.bool_), received.counts[after:]
     mask = Gathered(plan.mask, plan.length, mine, [[Columns(tokens, np.concatenate(counts))]], len(tokens))

@@ -13,7 +13,7 @@ from stof_tvm.parallel.context.parts import Parts
 from tests.stof_tvm.parallel.context.some_masks import HEADS, some_masks
 
 LENGTH = 640
-MASKS = some_masks(LENGTH)
+MASKS = some_masks(LENGTH) | {"sinks in documents": masks.document([350, 290], inside=masks.a_shape(4, 20))}
 
 
 def of_rank(mask, rank: int, length=LENGTH, ranks=2, q_heads=HEADS, kv_heads=1):
@@ -34,6 +34,7 @@ def test_every_pair_is_kept_once(name, ranks, monkeypatch):
         if found is None:
             continue
         mine, width = plan.positions(rank), found.mask.width
+        assert (np.diff(found.mask.columns[0][0].tokens) >= 0).all()
         kept = found.mask.dense(len(mine), width).numpy().reshape(-1, len(mine), width)
         own = plan.shard(whole, rank)
         received = exchange.laid(_received(exchange, plan, rank, whole))
