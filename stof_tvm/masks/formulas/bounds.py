@@ -14,7 +14,7 @@ import torch
 
 aten = torch.ops.aten
 EXACT = 1 << 53  # float64 has all integers up to this one
-LARGEST_TABLE = 1 << 21  # elements
+LARGEST_TABLE = 1 << 26  # elements, of each of which a sum of four bytes is held
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,22 +72,37 @@ def result_bounds(function, dtype: torch.dtype, args: list, kwargs: dict) -> Bou
     return RULES[packet](function, args, kwargs)
 
 
-def table_bounds(table: torch.Tensor, indices: list[Bounds]) -> Bounds | None:
-    """Bounds of table[i, j, …], a table of booleans; at most two of the indices may be no constants."""
+def table_bounds(table: torch.Tensor, indices: list[Bounds], known: dict) -> Bounds | None:
+    """Bounds of table[i, j, …], a table of booleans; at most two of the indices may be no constants.
+
+    `known` keeps sums of this table for other blocks, whose constants may be others.
+    """
+    part: tuple = ()  # (axis, place) of the indices that are constants here
     for dim in reversed(range(table.dim())):
         if indices[dim].is_constant and table.dim() > 2:
-            table, indices = table.select(dim, int(indices[dim].low)), indices[:dim] + indices[dim + 1 :]
+            part = *part, (dim, int(indices[dim].low))
+            table, indices = table.select(*part[-1]), indices[:dim] + indices[dim + 1 :]
     if table.dim() == 1:
         table, indices = table[None], [Bounds(*2 * [torch.zeros((1, 1), dtype=torch.int64)]), *indices]
     inside = all(bool((x.low >= 0).all() and (x.high < n).all()) for x, n in zip(indices, table.shape))
     if table.dim() != 2 or table.dtype != torch.bool or table.numel() > LARGEST_TABLE or not inside:
         return None
     rows, columns = indices
-    before = torch.nn.functional.pad(table.cumsum(0).cumsum(1), (1, 0, 1, 0))
+    if part not in known:
+        known[part] = _sums(table)
+    before = known[part]
     corner = lambda i, j: before[i, j]
     count = corner(rows.high + 1, columns.high + 1) - corner(rows.low, columns.high + 1)
     count = count - corner(rows.high + 1, columns.low) + corner(rows.low, columns.low)
     return Bounds(count == (rows.high + 1 - rows.low) * (columns.high + 1 - columns.low), count > 0)
+
+
+def _sums(table: torch.Tensor) -> torch.Tensor:
+    """int32 (rows + 1, columns + 1): how many of the first i rows and j columns are True, of up to `LARGEST_TABLE`."""
+    rows, columns = table.shape
+    sums = torch.zeros((rows + 1, columns + 1), dtype=torch.int32)
+    sums[1:, 1:] = table
+    return sums.cumsum_(0).cumsum_(1)
 
 
 def _finite(low: torch.Tensor, high: torch.Tensor) -> Bounds | None:

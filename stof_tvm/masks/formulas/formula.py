@@ -235,6 +235,7 @@ class MixedPattern(pattern.Pattern):
         if device != "cpu":
             self.elements_at_once = pattern.ON_DEVICE_AT_ONCE
         self.offsets: dict[int, pattern.Offsets] = {}  # id of a Vector of booleans -> its pattern
+        self.sums: dict[int, dict] = {}  # id of a Mixed that reads a table -> what `table_bounds` knows of it
 
     def blocks(self, i0, i1, j0, j1, stride):
         bounds = self._bounds(self.value, (i0, i1, j0, j1, stride), {})
@@ -258,7 +259,9 @@ class MixedPattern(pattern.Pattern):
         table, indices = x.args
         found = [self._bounds(index, ends, known) for index in indices]
         complete = [bounds for bounds in found if bounds is not None]
-        return table_bounds(table.cpu(), complete) if len(complete) == len(found) else None
+        if len(complete) < len(found):
+            return None
+        return table_bounds(table.cpu(), complete, self.sums.setdefault(id(x), {}))
 
     def _bounds_of_vector(self, x: Vector, i0, i1, j0, j1, stride) -> Bounds | None:
         if x.axis != OFFSET:

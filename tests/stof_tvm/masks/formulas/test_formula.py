@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_mask
 from stof_tvm import masks
 from stof_tvm.masks import flex, pattern
 from stof_tvm.masks.formulas.formula import formula_pattern
+from stof_tvm.masks.walking import block_rows
 from tir_kernels.errors import MaskError
 
 OWNER = torch.arange(400) // 37
@@ -116,6 +117,26 @@ def test_bounds_give_the_lists_that_elements_give(name, monkeypatch):
     monkeypatch.setattr(flex, "formula_pattern", lambda *_: None)
     looked_at = masks.from_mask_mod(lambda *x: FORMULAS[name](*x)).compile(*lengths, block=block)
     assert by_bounds.digest == looked_at.digest
+
+
+@pytest.mark.parametrize("blocks", [1, 100])
+def test_a_table_of_three_axes_some_block_rows_at_a_time(blocks, monkeypatch):
+    """Where a chunk is one block row, the number of its rows in the table is one for all of its blocks."""
+    table = torch.rand(3, 30, 30, generator=torch.Generator().manual_seed(1)) < 0.4
+    formula = lambda b, h, q, k: table[(q // 64) % 3, q // 16, k // 16]
+    monkeypatch.setattr(block_rows, "CHUNK_BLOCKS", blocks)
+    compiled = masks.from_mask_mod(lambda *x: formula(*x)).compile(480, 480, block=(16, 32))
+    np.testing.assert_array_equal(compiled.to_dense()[0, 0], expected(formula, 480, 480, 0, 0).numpy())
+
+
+def test_a_large_table_decides_blocks():
+    """2,048 x 2,048 cells, as of 131,072 tokens in blocks of 64."""
+    table = torch.rand(2048, 2048, generator=torch.Generator().manual_seed(0)) < 0.1
+    formula = formula_pattern(lambda b, h, q, k: table[q // 64, k // 64], 0, 0, 131072, 131072, "cpu")
+    assert formula is not None
+    rows, columns = 64 * np.array([0, 5, 2047]), np.arange(0, 131072, 64)
+    state = formula.blocks(rows, rows + 63, columns, columns + 63, 1)
+    np.testing.assert_array_equal(state, np.where(table[rows // 64].numpy(), pattern.FULL, pattern.EMPTY))
 
 
 NO_FORMULA = {"chained table", "isin"}
