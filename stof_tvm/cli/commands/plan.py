@@ -51,7 +51,7 @@ def _planned(arguments) -> tuple:
     from stof_tvm.cli.named.masks import mask_of
     from stof_tvm.parallel.planning.advice import advice
     from stof_tvm.parallel.planning.links import Links
-    from stof_tvm.parallel.planning.meshes import Simulation, meshes
+    from stof_tvm.parallel.planning.meshes import Simulation, left_out, meshes
     from tir_kernels.target import parse_target
 
     if arguments.gpus > MOST_GPUS:
@@ -76,6 +76,7 @@ def _planned(arguments) -> tuple:
         "target": str(target.attrs["arch"]),
         "one_gpu": one.to_dict(),
         "meshes": [mesh.to_dict() for mesh in found],
+        "left_out": left_out(model, arguments.gpus),
         "advice": advice(found, arguments.gpus),
     }
     return answer, one, found
@@ -101,7 +102,7 @@ def _model(arguments):
 
 COLUMNS = (
     "tensor × context", "tokens a rank", "off balance", "received MiB", "attention µs", "exchange µs", "products µs",
-    "all-reduce µs", "total ms", "speedup", "efficiency",
+    "norms µs", "all-reduce µs", "total ms", "speedup", "efficiency",
 )  # fmt: skip
 
 
@@ -118,6 +119,7 @@ def _text(answer: dict, one, found: list) -> str:
                 f"{mesh.own_us + mesh.received_us:.0f}",
                 f"{mesh.exchange_us + mesh.copies_us:.0f}",
                 f"{mesh.products_us:.0f}",
+                f"{mesh.norms_us:.0f}",
                 f"{mesh.reduce_us:.0f}",
                 f"{mesh.total_ms:.2f}",
                 f"{mesh.speedup:.2f}×",
@@ -127,4 +129,5 @@ def _text(answer: dict, one, found: list) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
     head = f"{answer['mask']}, {answer['length']} tokens, {answer['gpus']} GPUs ({answer['target']}), predicted a layer"
-    return "\n".join([head, *lines, answer["advice"]])
+    notes = [f"no {name}: {reason}" for name, reason in answer["left_out"].items()]
+    return "\n".join([head, *lines, *notes, answer["advice"]])

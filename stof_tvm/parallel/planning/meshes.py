@@ -202,10 +202,29 @@ class Simulation:
 
 def meshes(model: PlannedModel, gpus: int) -> Iterator[tuple[int, int]]:
     """(tensor, context) of all meshes of so many GPUs that divide the heads and leave each rank some tokens."""
-    for tensor in range(1, gpus + 1):
-        divides = gpus % tensor == 0 and model.kv_heads % tensor == 0 and model.intermediate % tensor == 0
-        if divides and model.length >= LEAST_TOKENS * (gpus // tensor):
+    for tensor in _divisors(gpus):
+        if not _why_not(model, tensor, gpus // tensor):
             yield tensor, gpus // tensor
+
+
+def left_out(model: PlannedModel, gpus: int) -> dict[str, str]:
+    """Why other meshes are not among `meshes`, by their names."""
+    reasons = {f"{tensor} × {gpus // tensor}": _why_not(model, tensor, gpus // tensor) for tensor in _divisors(gpus)}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _divisors(gpus: int) -> list[int]:
+    return [n for n in range(1, gpus + 1) if gpus % n == 0]
+
+
+def _why_not(model: PlannedModel, tensor: int, context: int) -> str:
+    """Why a mesh is none for a model, "" where it is one."""
+    for count, what in ((model.kv_heads, "key heads"), (model.intermediate, "columns of the MLP")):
+        if count % tensor:
+            return f"{tensor} does not divide the {count} {what}"
+    if model.length < LEAST_TOKENS * context:
+        return f"{model.length} tokens are fewer than {LEAST_TOKENS} for each of {context} ranks"
+    return ""
 
 
 def _pieces(plan: ContextPlan) -> int:

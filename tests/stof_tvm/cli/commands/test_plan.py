@@ -27,6 +27,16 @@ def test_text(stof):
     assert "efficiency" in lines[1] and "one GPU" in lines[5]
 
 
+def test_meshes_that_are_left_out_are_told(stof):
+    status, text, _ = stof("plan", "--gpus", 6, "--mask", "sliding_window(64)", *SMALL)
+    assert status == 0 and "no 3 × 2: 3 does not divide the 4 key heads\n" in text
+    _, found, _ = stof("plan", "--gpus", 8, "--mask", "causal", "--length", 32, "--heads", 8, "--json")
+    assert (
+        list(found["left_out"]) == ["1 × 8"]
+        and "32 tokens are fewer than 8 for each of 8" in found["left_out"]["1 × 8"]
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
