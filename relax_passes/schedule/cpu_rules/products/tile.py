@@ -1,5 +1,6 @@
 """The register tile of a product, and how many tiles make a task."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -53,6 +54,7 @@ def choose_tile(rows: int | None, columns: int | None, simd: Simd) -> Tile:
     return Tile(tile_rows, budget, simd.lanes, pads_rows, pads_columns=True)
 
 
+@functools.cache
 def panel_vectors(columns: int, simd: Simd) -> int:
     """How many vectors wide the panels of a matrix are: the same for all numbers of rows that it may be multiplied by.
 
