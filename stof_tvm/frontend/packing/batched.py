@@ -138,7 +138,8 @@ def batched_of_module(
         padding = found[0] if found else ""
     elif not isinstance(bound.get(padding), torch.Tensor):
         raise InputError(f"without_padding={padding!r} names no tensor among the example inputs, {', '.join(bound)}")
-    batch, length = _sizes(bound, padding, "without_padding" if all_lengths else "context_parallel")
+    option = "without_padding" if all_lengths else "context_parallel"
+    batch, length = _sizes(bound, padding, option)
     # A batch of 1 would be a number for torch.export, and so might be a length that is a table's.
     many, some = 2 if batch < 2 else batch, max(2, length // 2)
     many = 3 if many == some else many
@@ -178,6 +179,10 @@ def batched_of_module(
         with symbolic.patch(backed_size_oblivious=True), contextlib.suppress(UnsupportedError, ExportError):  # type: ignore[attr-defined]  # made when it is imported
             return batched()
         raise error
+    except ExportError as error:
+        raise ExportError(
+            f"{error}\n{option} takes an input's first dimension as the batch and the second, {length} here, as tokens"
+        ) from error
 
 
 def _check_lengths(batched: Batched, shapes: ShapeRange, batch: int, shortest: int) -> None:

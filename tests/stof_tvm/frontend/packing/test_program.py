@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stof_tvm import masks
-from stof_tvm.errors import InputError, UnsupportedError
+from stof_tvm.errors import ExportError, InputError, UnsupportedError
 from stof_tvm.frontend.packing.batched import batched_of_module
 from stof_tvm.frontend.packing.program import pack
 from tests.stof_tvm.frontend.packing.modules import LONGEST, REFUSED, SEQUENCES, TOKENS, WIDTH, Padded, keys, sdpa
@@ -41,6 +41,14 @@ def test_of_tokens(name):
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_of_sequences(name):
     assert check(SEQUENCES[name]).depends_on_sequences
+
+
+def test_inputs_that_are_no_sequences():
+    """Channels of images are taken for tokens, which the model does not compute."""
+    images = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4, 4), torch.nn.Flatten(2))
+    told = r"channels(.|\n)*context_parallel takes an input's first .* batch and the second, 3 here, as tokens"
+    with pytest.raises(ExportError, match=told):
+        batched_of_module(images, (torch.zeros(2, 3, 16, 16),), {}, None, all_lengths=False)
 
 
 @pytest.mark.parametrize("name", REFUSED)
