@@ -79,8 +79,9 @@ def export_model(
 
     `global_tokens` is of windowed_attention.py, `dynamic_shapes` torch.export's.  The model's own modes,
     configurations and attributes are restored afterwards.
-    Raises ExportError with torch.export's message where the model cannot be exported, and the model's line where it
-    raised an error of its own; MaskError for a mask of set_mask, which does not hold in a traced graph.
+    Raises InputError for inputs that forward does not take; ExportError with torch.export's message where the model
+    cannot be exported, and the model's line where it raised an error of its own; MaskError for a mask of set_mask,
+    which does not hold in a traced graph.
     """
     training = [module for module in model.modules() if module.training]
     args, kwargs = distinct((args, kwargs))
@@ -100,6 +101,8 @@ def export_model(
     except (MaskError, ExportError):
         raise  # a mask of set_mask, in a graph that is traced; a buffer that the model registers
     except Exception as error:
+        if isinstance(error, TypeError) and (misfit := _misfit(model, args, kwargs)):
+            raise InputError(misfit) from error
         message = f"torch.export could not export {type(model).__name__}: {type(error).__name__}: {error}"
         if line := only_model_lines(error):
             message += f"\nat {line}"
@@ -156,6 +159,18 @@ def _with_own_paths(program: torch.export.ExportedProgram, within: str) -> torch
                 own = {key: (f"{path}.".removeprefix(f"{within}.")[:-1], kind) for key, (path, kind) in stack.items()}
                 node.meta["nn_module_stack"] = own
     return program
+
+
+def _misfit(model: torch.nn.Module, args: tuple, kwargs: Mapping) -> str:
+    """Why a model's forward does not take the inputs, by their number or names; "" where it does."""
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        given = ", ".join([f"{len(args)} by position", *kwargs] if args else kwargs)
+        takes = ", ".join(signature.parameters)
+        return f"the example inputs ({given}) do not fit {type(model).__name__}.forward({takes}): {error}"
+    return ""
 
 
 def _leaves_out_mask(model: torch.nn.Module, args: tuple, kwargs: Mapping) -> bool:

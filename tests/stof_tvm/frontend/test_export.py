@@ -1,8 +1,11 @@
 """What the frontend mends of an exported program."""
 
+import re
+
 import pytest
 import torch
 
+from stof_tvm.errors import InputError
 from stof_tvm.frontend.direct import try_direct
 from stof_tvm.frontend.export import _with_readers, export_model
 
@@ -74,3 +77,12 @@ def test_a_new_tensor_is_filled_without_a_second_trace(new):
 def test_a_part_of_a_new_tensor_is_filled_by_the_second_trace():
     program = export_model(Inverted(whole=False), (torch.randn(4, 2), torch.tensor([2, 0, 3, 1])), {})
     assert not try_direct(program, EveryConverter())
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, given",
+    [((), {"y": torch.zeros(2, 8)}, "(y)"), ((torch.zeros(2, 8),) * 2, {}, "(2 by position)")],
+)
+def test_inputs_that_forward_does_not_take(args, kwargs, given):
+    with pytest.raises(InputError, match=re.escape(f"the example inputs {given} do not fit Pooled.forward(x): ")):
+        export_model(Pooled(), args, kwargs)
