@@ -66,7 +66,8 @@ def _coarsely(pattern, rows: Side, columns: Side, up: int, across: int) -> Block
     kept = inside != EMPTY
     r, c, inside = r[kept], c[kept], inside[kept]
     number = np.cumsum(inside == PART) - 1
-    order = np.argsort(r.astype(np.uint16) if len(rows) <= 1 << 16 else r, kind="stable")  # 16 bits: a radix sort
+    is_short = len(rows) <= np.iinfo(np.uint16).max
+    order = np.argsort(r.astype(np.uint16) if is_short else r, kind="stable")  # of 16 bits, a radix sort
     r, c, inside, number = r[order], c[order].astype(np.int32), inside[order], number[order]
     full, part = inside == FULL, inside == PART
     counts = [np.bincount(r[some], minlength=len(rows)) for some in (full, part)]
