@@ -75,7 +75,7 @@ def result_bounds(function, dtype: torch.dtype, args: list, kwargs: dict) -> Bou
 def table_bounds(table: torch.Tensor, indices: list[Bounds], known: dict) -> Bounds | None:
     """Bounds of table[i, j, …], a table of booleans; at most two of the indices may be no constants.
 
-    `known` keeps sums of this table for other blocks, whose constants may be others.
+    `known` keeps the sums of the part that was read last for other blocks, whose constants may be others.
     """
     part: tuple = ()  # (axis, place) of the indices that are constants here
     for dim in reversed(range(table.dim())):
@@ -89,6 +89,7 @@ def table_bounds(table: torch.Tensor, indices: list[Bounds], known: dict) -> Bou
         return None
     rows, columns = indices
     if part not in known:
+        known.clear()  # one part at a time: there may be one for each block row
         known[part] = _sums(table)
     before = known[part]
     corner = lambda i, j: before[i, j]
