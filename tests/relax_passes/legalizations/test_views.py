@@ -9,17 +9,13 @@ from tvm import relax, tirx
 from relax_passes.legalizations import LEGALIZATIONS
 from relax_passes.schedule.cpu import cpu_passes
 from tests.models.quick_llvm import QUICK_LLVM, run_linked
+from tests.relax_passes.fusion.modules import module_of
 
 
 def module(build, *shapes):
     """A module whose "main" is `build(builder, *parameters)`."""
-    builder = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", relax.TensorType(shape, "float32")) for i, shape in enumerate(shapes)]
-    with builder.function("main", params):
-        with builder.dataflow():
-            result = builder.emit_output(build(builder, *params))
-        builder.emit_func_output(result)
-    return builder.finalize()
+    return module_of(params, lambda builder: build(builder, *params))
 
 
 def reshaped(shape):

@@ -12,6 +12,7 @@ from relax_passes.schedule.cpu import cpu_functions, cpu_passes
 from relax_passes.schedule.cpu_rules.products.packed_weights import PackWeights, Panels
 from relax_passes.schedule.cpu_rules.products.tile import choose_panel_tile, panel_vectors
 from relax_passes.schedule.cpu_rules.simd import Simd
+from tests.relax_passes.fusion.modules import module_of
 from tir_kernels.target import parse_target
 
 TARGET = parse_target({"kind": "llvm", "mcpu": "haswell"})  # 16 registers of 8 lanes
@@ -27,13 +28,8 @@ def constant(x):
 
 def module(build, *shapes, dtype="float32"):
     """A module whose "main" is `build(builder, *parameters)`."""
-    builder = relax.BlockBuilder()
     params = [relax.Var(f"x{i}", relax.TensorType(shape, dtype)) for i, shape in enumerate(shapes)]
-    with builder.function("main", params):
-        with builder.dataflow():
-            result = builder.emit_output(build(builder, *params))
-        builder.emit_func_output(result)
-    return builder.finalize()
+    return module_of(params, lambda builder: build(builder, *params))
 
 
 def packed(mod):
