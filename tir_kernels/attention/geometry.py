@@ -24,7 +24,7 @@ class AttentionGeometry:
     out_tile: Any
     shared_bytes: Any
     ctas_per_multiprocessor: Any
-    rows_left_out: Any = 0  # rows, 0 for none: who computes so many leaves out partial blocks that keep nothing of them
+    skips_empty_rows: Any = False  # whether a warp leaves out a partial block that keeps nothing of its rows
     leading_rows: Any = 0  # rows of the first block row that lie before the first token
 
     def has_row(self, row):

@@ -31,6 +31,7 @@ from tir_kernels.attention.block_wise.work import split_counts
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.cuda.device import GPU, WARP
 from tir_kernels.cuda.float32.modes import mma_time
+from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.masks.block_counts import FineMask
 
 
@@ -83,14 +84,13 @@ class Work(NamedTuple):
         multiprocessor, and the µs of memory; long block rows are split among `at_once` CTAs.
         """
         problem, config = g.problem, g.config
-        strip = g.rows_left_out or config.block_m
-        counts = fine.counts(config.block_m, config.block_n, g.leading_rows, strip)
+        counts = fine.counts(config.block_m, config.block_n, g.leading_rows)
         patterns = fine.mask.head_map(problem.batch, problem.q_heads).reshape(-1)
         heads = np.bincount(patterns, minlength=len(counts.load))  # heads that share each pattern
         splits = split_counts(counts.load, config.block_n, at_once, heads)
         blocks, part = int(heads @ counts.load.sum(axis=1)), int(heads @ counts.part)
         ctas, slots = (int(heads @ x.sum(axis=1)) for x in (splits, np.where(splits > 1, splits, 0)))
-        computed = int(heads @ counts.strips) * strip / config.block_m
+        computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
         fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
         dims = g.head_dim + g.v_head_dim
         waves = ctas / (max(fits, 1) * gpu.multiprocessors)

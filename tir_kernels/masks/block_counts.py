@@ -23,7 +23,7 @@ class BlockCounts:
     part : int (n_patterns,)
         Partial blocks.
     strips : int (n_patterns,)
-        Strips of so many rows as were asked for, cut from partial blocks, that keep something.
+        Strips of `FINEST[0]` rows, cut from partial blocks, that keep something.
     """
 
     load: np.ndarray
@@ -46,18 +46,16 @@ class FineMask:
         )
         self._known, self._counts = {}, {}
 
-    def counts(self, block_m: int, block_n: int, leading_rows: int = 0, strip_rows: int = FINEST[0]) -> BlockCounts:
+    def counts(self, block_m: int, block_n: int, leading_rows: int = 0) -> BlockCounts:
         """The counts for blocks of block_m × block_n, which are `FINEST` times 2^n or 3 · 2^n.
 
-        The first block row has so many rows before the mask's, a multiple of `strip_rows`, as `with_leading_rows` has
-        it.  A strip is `FINEST`'s rows times 2^n.
+        The first block row has so many rows before the mask's, a multiple of `FINEST`'s, as `with_leading_rows` has it.
         """
-        key = block_m, block_n, leading_rows, strip_rows
+        key = block_m, block_n, leading_rows
         if key not in self._counts:
-            states = *self._states(block_m, block_n, leading_rows), self._states(strip_rows, block_n)[0]
-            listed, full, strips = (_in_rows(x) for x in states)
+            listed, full, strips = (_in_rows(x) for x in (*self._states(*key), self._states(FINEST[0], block_n)[0]))
             n_full = full.sum(axis=1)
-            in_full = n_full * (block_m // strip_rows) - full[:, 0] * (leading_rows // strip_rows)
+            in_full = n_full * (block_m // FINEST[0]) - full[:, 0] * (leading_rows // FINEST[0])
             self._counts[key] = BlockCounts(listed, listed.sum(axis=1) - n_full, strips.sum(axis=1) - in_full)
         return self._counts[key]
 

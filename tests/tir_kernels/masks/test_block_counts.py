@@ -35,18 +35,14 @@ def test_counts_with_rows_before_the_first(block_m, leading_rows, block_n, block
     """They are those of the mask that has these rows."""
     length = block_rows * block_m - leading_rows - short
     keep = masks.from_tensor(torch.from_numpy(patterns(length, 417)))
-    fine = FineMask(keep.compile(length, 417, FINEST))
-    of_rows = with_leading_rows(keep.compile(length, 417, (block_m, block_n)), leading_rows)
-    for strip_rows in (16, 64):
-        if leading_rows % strip_rows == 0:
-            assert_counted(fine.counts(block_m, block_n, leading_rows, strip_rows), of_rows, strip_rows)
+    counts = FineMask(keep.compile(length, 417, FINEST)).counts(block_m, block_n, leading_rows)
+    assert_counted(counts, with_leading_rows(keep.compile(length, 417, (block_m, block_n)), leading_rows))
 
 
-def assert_counted(counts, mask, strip_rows=16):
+def assert_counted(counts, mask):
     block_m, of_pattern = mask.block_m, slice(None, None, mask.n_block_rows)
     np.testing.assert_array_equal(counts.load.reshape(-1), np.diff(mask.load_row_ptr))
     np.testing.assert_array_equal(counts.part, np.diff(mask.part_row_ptr[of_pattern]))
-    tiles = mask.bitmap.reshape(len(mask.bitmap), -1, block_m // strip_rows, strip_rows // 8)
-    strips = tiles.any(axis=(1, 3)).sum(axis=1)
+    strips = mask.bitmap.reshape(len(mask.bitmap), -1, block_m // 16, 2).any(axis=(1, 3)).sum(axis=1)
     ends = np.append(0, np.cumsum(strips))[mask.part_row_ptr[of_pattern]]
     np.testing.assert_array_equal(counts.strips, np.diff(ends))

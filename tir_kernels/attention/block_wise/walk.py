@@ -153,7 +153,7 @@ def walk_functions(g: Geometry, softmax):
     @T.inline
     def find_active(walk):
         walk.active[0] = T.uint32(1)
-        if g.rows_left_out > 0:
+        if g.skips_empty_rows:
             if walk.part[0] >= 0:
                 softmax.keeps_any(walk.active, walk.keep)
 

@@ -3,9 +3,6 @@
 The scores of a block are multiplied while the probabilities of the block before are multiplied with its values, and the
 softmax of the one runs under the second product of the other.  Partial blocks come first; the loop over full blocks has
 no masking code.
-
-Of several warpgroups each leaves out the tiles that keep nothing of its own 64 rows.  So block rows of 128 or 192 share
-their copies of keys and values and multiply no more than those of 64 would.
 """
 
 from types import SimpleNamespace
@@ -16,7 +13,7 @@ from tvm.script.ir_builder import IRBuilder
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
 from tir_kernels.attention.block_wise.wgmma import warpgroup_products
 from tir_kernels.attention.warp_specialized.geometry import WARPGROUP, WARPGROUP_ROWS, WORD_BYTES, Geometry
-from tir_kernels.cuda.ptx import ALL_LANES, address
+from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.wgmma import PIN_FLOAT
 
 # From this head size on products take longer than exponentials, and warpgroups need no order: turns cost 2 to 10 % then
@@ -26,12 +23,9 @@ FIRST_TURN = 8  # number of the first warpgroup's barrier for its turn
 
 
 def consumer_functions(g: Geometry, rings, ring, softmax):
-    """`start_scores`, `start_sums`, `commit`, `await_sums`, and from these the steps of one warpgroup, a tile each.
+    """`start_scores`, `start_sums`, `commit`, `await_sums`, and from these `first` and `step`, for one warpgroup.
 
-    Tile c and item t, counted from 0 over all that the CTA takes, are in the stages of `rings`.  An item begins with
-    `first`.  `step` adds the product of the tile before.  Where tiles are left out, that one may not be there:
-    `step_or_skip` is for partial tiles, and for the full one behind a partial tile that was left out.  The first and
-    the last tile of an item are never left out.
+    Block c and item t, counted from 0 over all that the CTA takes, are in the stages of `rings`.
     """
     products = warpgroup_products(g)
     blocks_of_word = g.config.together // g.keep_words  # 1, or 2: words have keep bits of 64 keys
@@ -103,26 +97,6 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         T.cuda.warp_sync()
 
     @T.inline
-    def find_kept(kept, base, warpgroup, lane, c):
-        """kept[0] = whether tile c, a partial one, keeps any element of the warpgroup's rows.
-
-        Each warp looks at the keep bits of all four, so that they agree without a barrier.
-        """
-        words = T.alloc_local([4], "uint32")
-        found = T.alloc_local([1], "uint32")
-        found[0] = T.uint32(0)
-        start = T.meta_var(base + g.keep_offset + rings.k.stage(c) * g.keep_bytes + lane * (4 * WORD_BYTES))
-        of_rows = T.meta_var(start + warpgroup * (WARPGROUP * lane_bytes))
-        for block in T.unroll(g.config.together):
-            for i in T.unroll(g.block_words):
-                T.ptx["ld.shared.v4.b32"](
-                    words[0], words[1], words[2], words[3],
-                    address(of_rows + (block * g.block_keep_bytes + i * (WARPGROUP * WORD_BYTES))),
-                )  # fmt: skip
-                found[0] = found[0] | words[0] | words[1] | words[2] | words[3]
-        kept[0] = T.cast(T.cuda.any_sync(T.uint32(ALL_LANES), found[0] != T.uint32(0)), "uint32")
-
-    @T.inline
     def exponentiate(s, state):
         softmax.exponentiate_lazily(
             s, state.row_max, state.row_sum, state.new_max, state.offset, state.rescale, state.moved
@@ -142,49 +116,34 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         ring.release(rings.v, base, c, lane)
 
     @T.inline
-    def leave_out(base, lane, c, pending):
-        """Give back the values of tile c, whose keys were given back; no product is pending then."""
-        ring.await_arrived(rings.v, base, c)
-        ring.release(rings.v, base, c, lane)
-        pending[0] = 0
-
-    @T.inline
-    def await_scores(s, base, lane, c, is_part, groups):
-        """Wait for the scores of tile c, and all but the `groups` latest products, and give its keys back."""
-        T.ptx["wgmma.wait_group.sync.aligned"](groups)
-        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
-        if is_part:
-            await_keep()
-        ring.release(rings.k, base, c, lane)
-
-    @T.inline
-    def weigh(s, keep, state, is_part, scored):
-        """Make scores weights; how sums of before are rescaled is in `state` then."""
-        scored.to_natural(s)
-        if is_part:
-            softmax.mask(s, keep)
-        scored.drop_keys(s)
-        exponentiate(s, state)
-
-    @T.inline
     def first(s, o, p, keep, state, base, warp, lane, c, is_part, scored):
-        """Leave in p the probabilities of an item's first tile, whose scores were started.
+        """Leave in p the probabilities of an item's first block, whose scores were started.
 
-        `scored` is what the kernel does with a tile: `look_ahead()` before its scores are there, then `to_natural(s)`
+        `scored` is what the kernel does with a block: `look_ahead()` before its scores are there, then `to_natural(s)`
         and, after the keep bits, `drop_keys(s)`.
         """
         scored.look_ahead()
         if is_part:
             load_keep(keep, base, warp, lane, c)
-        await_scores(s, base, lane, c, is_part, 0)
-        weigh(s, keep, state, is_part, scored)
+        T.ptx["wgmma.wait_group.sync.aligned"](0)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
+        if is_part:
+            await_keep()
+        ring.release(rings.k, base, c, lane)
+        scored.to_natural(s)
+        if is_part:
+            softmax.mask(s, keep)
+        scored.drop_keys(s)
+        exponentiate(s, state)
         if g.problem.continues:
             rescale_sums(o, state)
         products.pack(p, s)
 
     @T.inline
-    def advance(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored):
-        """Add the product of p and the values of tile c - 1; leave in p the probabilities of tile c, which arrived."""
+    def step(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored):
+        """Add the product of p and the values of block c - 1; leave in p the probabilities of block c."""
+        scored.look_ahead()
+        ring.await_arrived(rings.k, base, c)
         await_turn(warp // 4)
         start_scores(s, base, warp // 4, t, c)
         commit()
@@ -193,68 +152,19 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         start_sums(o, p, base, c - 1)
         commit()
         give_turn((warp // 4 + 1) % g.warpgroups)
-        await_scores(s, base, lane, c, is_part, 1)
-        weigh(s, keep, state, is_part, scored)
+        T.ptx["wgmma.wait_group.sync.aligned"](1)
+        products.pin(s, 4 * g.score_tiles, *PIN_FLOAT)
+        if is_part:
+            await_keep()
+        ring.release(rings.k, base, c, lane)
+        scored.to_natural(s)
+        if is_part:
+            softmax.mask(s, keep)
+        scored.drop_keys(s)
+        exponentiate(s, state)
         await_sums(o, base, lane, c - 1, 0)
         products.pack(p, s)
         rescale_sums(o, state)
-
-    @T.inline
-    def step(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored):
-        """`advance` when tile c has arrived."""
-        scored.look_ahead()
-        ring.await_arrived(rings.k, base, c)
-        advance(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored)
-
-    @T.inline
-    def resume(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored):
-        """As `advance`, where no product is pending."""
-        await_turn(warp // 4)
-        start_scores(s, base, warp // 4, t, c)
-        commit()
-        give_turn((warp // 4 + 1) % g.warpgroups)
-        if is_part:
-            load_keep(keep, base, warp, lane, c)
-        await_scores(s, base, lane, c, is_part, 0)
-        weigh(s, keep, state, is_part, scored)
-        products.pack(p, s)
-        rescale_sums(o, state)
-
-    @T.inline
-    def pause(o, p, base, warp, lane, c, pending):
-        """Add the product that is pending, if there is one, and leave tile c out."""
-        await_turn(warp // 4)
-        if pending[0] != 0:
-            start_sums(o, p, base, c - 1)
-            commit()
-            give_turn((warp // 4 + 1) % g.warpgroups)
-            await_sums(o, base, lane, c - 1, 0)
-        else:
-            give_turn((warp // 4 + 1) % g.warpgroups)
-        await_keep()
-        ring.release(rings.k, base, c, lane)
-        leave_out(base, lane, c, pending)
-
-    @T.inline
-    def step_or_skip(s, o, p, keep, state, base, warp, lane, t, c, is_part, pending, is_last, scored):
-        """As `step`, of any tile after the first; pending[0] says before and afterwards whether p is there.
-
-        A full tile is only given where it is not.
-        """
-        kept = T.alloc_local([1], "uint32")
-        kept[0] = T.uint32(1)
-        scored.look_ahead()
-        ring.await_arrived(rings.k, base, c)
-        if T.And(is_part, T.Not(is_last)):
-            find_kept(kept, base, warp // 4, lane, c)
-        if kept[0] == T.uint32(0):
-            pause(o, p, base, warp, lane, c, pending)
-        else:
-            if pending[0] != 0:
-                advance(s, o, p, keep, state, base, warp, lane, t, c, True, scored)
-            else:
-                resume(s, o, p, keep, state, base, warp, lane, t, c, is_part, scored)
-                pending[0] = 1
 
     def row_state() -> SimpleNamespace:
         """Registers of the softmax of a thread's two rows; call it while a kernel is parsed."""
@@ -287,5 +197,4 @@ def consumer_functions(g: Geometry, rings, ring, softmax):
         await_sums=await_sums,
         first=first,
         step=step,
-        step_or_skip=step_or_skip,
     )

@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.warp_specialized.work import WARPGROUP_ROWS, Item
+from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda.device import GPU, H200, WARP
 from tir_kernels.cuda.registers import MAX_TRADED, PRODUCER_THREADS, consumer_registers
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, MMA_COLS, MMA_ROWS, PANEL, PanelRows, PanelTile
 
 WARPGROUP = 128  # threads
+WARPGROUP_ROWS = 64  # of one wgmma
 UNALIGNED_ROWS = 192  # of a block row that may begin before the first token
 PRODUCER_REGISTERS = 32
 BARRIER_BYTES = 8
@@ -78,11 +79,6 @@ class Geometry(AttentionGeometry):
     def cta_threads(self) -> int:
         """Threads of a CTA: those that compute, and a warpgroup of which one thread copies."""
         return self.threads + PRODUCER_THREADS
-
-    @property
-    def rows_left_out(self) -> int:
-        """A warpgroup leaves out a tile that keeps nothing of its rows; a lone one has none such."""
-        return WARPGROUP_ROWS if self.warpgroups > 1 else 0
 
     @property
     def leading_rows(self) -> int:

@@ -60,7 +60,7 @@ TARGET_KIND = "cuda"
 TAKES_TOKEN_STRIDES = False
 TILE_N = 128  # keys of a tile of several blocks
 Config = WarpSpecializedConfig
-OUTPUT_BARRIER = 5  # number of the barrier among the threads of all warpgroups that compute
+OUTPUT_BARRIER = 4  # number of the barrier among the threads of all warpgroups that compute
 FIRST_BARRIER = 1  # number of the barrier among the threads of the first warpgroup; 0 is the CTA's
 
 
@@ -107,7 +107,7 @@ def _candidates(problem: AttentionProblem) -> list[Config]:
 
     A bias, and the limit that a key count is, are looked up by a tile's first key: its blocks have to be neighbours.
     """
-    tiles = ((128, 128), (128, 64), (192, 128), (64, 128), (64, 64), (192, 64), (256, 64))
+    tiles = ((128, 128), (128, 64), (192, 128), (64, 128), (64, 64))
     found = [Config(m, n, stages) for stages in (2, 3) for m, n in tiles]
     if problem.block_map is not None and problem.bias_shape is None and not problem.has_key_count:
         # With 64 rows, two blocks of 64 are slower together than one by one (15 % on an H200).
@@ -354,8 +354,6 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
             keys = T.meta_var(IRBuilder.name("keys", T.alloc_local([2], "int32")) if problem.has_key_count else None)
             t = T.alloc_local([1], "int32")
             c = T.alloc_local([1], "int32")
-            at = T.alloc_local([1], "int32")  # a listed tile
-            pending = T.alloc_local([1], "int32")  # whether the product of the tile before is still to be added
             warp = uniform_warp(thread)
             lane = T.meta_var(thread % 32)
             warpgroup = T.meta_var(warp // 4)
@@ -391,20 +389,11 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                     )
                 )
                 consumer.first(s, acc, p, keep, state, base, warp, lane, c[0], begin < full, scored(begin))
-                pending[0] = 1
                 c[0] = c[0] + 1
-                at[0] = begin + 1
-                while T.Or(at[0] < full, T.And(pending[0] == 0, at[0] < end)) if g.rows_left_out > 0 else at[0] < full:
-                    if g.rows_left_out > 0:
-                        consumer.step_or_skip(
-                            s, acc, p, keep, state, base, warp, lane, t[0], c[0], at[0] < full, pending,
-                            at[0] + 1 == end, scored(at[0]),
-                        )  # fmt: skip
-                    else:
-                        consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], True, scored(at[0]))
+                for i in T.serial(begin + 1, full):
+                    consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], True, scored(i))
                     c[0] = c[0] + 1
-                    at[0] = at[0] + 1
-                for i in T.serial(at[0], end):
+                for i in T.serial(T.max(begin + 1, full), end):
                     consumer.step(s, acc, p, keep, state, base, warp, lane, t[0], c[0], False, scored(i))
                     c[0] = c[0] + 1
                 consumer.start_sums(acc, p, base, c[0] - 1)

@@ -8,7 +8,6 @@ import numpy as np
 from tir_kernels.attention.block_wise.work import plan_shares
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.cuda.device import GPU
-from tir_kernels.masks.bitmap import TILE
 from tir_kernels.masks.block_sparse import BlockSparseMask
 
 
@@ -27,8 +26,7 @@ class Item(enum.IntEnum):
 
 class Listed(NamedTuple):
     """The tiles that the kernel walks, of `together` blocks each: of each block row the blocks that were added, then
-    its partial blocks, then the full ones, each ascending.  Partial blocks that keep something of each warpgroup's rows
-    come before the others, for a warpgroup leaves out no row's first tile.
+    its partial blocks, then the full ones, each ascending.
 
     Blocks that keep nothing are added where a row's do not fill its tiles, and to a row that has none: the kernel need
     not know rows without work.
@@ -40,7 +38,6 @@ class Listed(NamedTuple):
     part: np.ndarray  # int32 (tiles * together,): see `NOTHING` and `EVERYTHING`; -1 in tiles of full blocks
 
 
-WARPGROUP_ROWS = 64  # of one wgmma
 NOTHING, EVERYTHING = 0, 1  # rows of keep bits behind a mask's: of blocks that were added, of full ones beside partial
 
 
@@ -52,22 +49,12 @@ def listed_blocks(mask: BlockSparseMask, together: int = 1) -> Listed:
     row = np.concatenate([np.repeat(np.arange(len(counts)), n) for n in (counts, added)])
     column = np.concatenate([mask.load_col_idx, np.full(added.sum(), 0 if together == 1 else mask.n_block_cols)])
     part = np.concatenate([mask.load_part_idx, np.full(added.sum(), rows + NOTHING, np.int32)])
-    order = np.lexsort((column, _leaves_rows_out(mask)[part], part < 0, part != rows + NOTHING, row))
+    order = np.lexsort((column, part < 0, part != rows + NOTHING, row))
     row_ptr = np.concatenate([[0], np.cumsum(tiles)])
     full_ptr = row_ptr[:-1] + -(-(added + np.diff(mask.part_row_ptr)) // together)
     column, part, row = column[order].astype(np.int64), part[order].astype(np.int32), row[order]
     beside = (part < 0) & (np.arange(len(part)) < full_ptr[row] * together)
     return Listed(row_ptr, full_ptr, column, np.where(beside, rows + EVERYTHING, part).astype(np.int32))
-
-
-def _leaves_rows_out(mask: BlockSparseMask) -> np.ndarray:
-    """bool (partial blocks + 2,): whether a block keeps nothing of a warpgroup's rows; False of what is no such block.
-
-    The last two are an added block's, of row `NOTHING` behind the mask's, and a full one's, whose number is -1.
-    """
-    shape = mask.block_n // TILE, mask.block_m // WARPGROUP_ROWS, WARPGROUP_ROWS // TILE
-    tiles = mask.bitmap.reshape(len(mask.bitmap), *shape)
-    return np.append(~tiles.any(axis=(1, 3)).all(axis=1), [False, False])
 
 
 def plan_items(
