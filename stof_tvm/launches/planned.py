@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from stof_tvm.given_masks import GivenMask
+from stof_tvm.launches.counters import Counters
 from stof_tvm.masks.mask import Mask
 from stof_tvm.running.bounded_cache import BoundedCache
 from stof_tvm.running.planned_lists import PlannedLists
@@ -40,12 +41,14 @@ class Launch:
         self.workspace = tuple(
             torch.zeros(shape, dtype=getattr(torch, dtype), device=where) for shape, dtype in operands.workspace
         )
+        self.counters = Counters(0 if self.shares_workspace else sum(self._counted()), device)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held between calls: of the mask, and of a workspace that calls share."""
+        """Bytes that are held between calls: of the mask, of a workspace that calls share, and of ready counters."""
         of_plan = 0 if self.plan is None else self.plan.nbytes
-        return sum(x.nbytes for x in (*self.operands, *self.workspace) if not x.is_meta) + of_plan
+        held = sum(x.nbytes for x in (*self.operands, *self.workspace) if not x.is_meta)
+        return held + of_plan + self.counters.nbytes
 
     def __call__(self, inputs, sink, block_map, earlier) -> tuple[torch.Tensor, ...]:
         """Run the kernel on `inputs`, (q, k, v, [bias]); returns (out,) or (out, lse).
@@ -54,6 +57,8 @@ class Launch:
         `block_map` is the map of the problem, or None.
         """
         problem, q = self.problem, inputs[0]
+        if q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            in_graphs.add(self)
         results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
         if problem.gives_lse:
             results += (torch.empty(problem.lse_shape, dtype=torch.float32, device=q.device),)
@@ -67,12 +72,15 @@ class Launch:
         if self.shares_workspace or not self.workspace:
             return self.workspace
         # Floats are written before they are read.  Counters begin at 0: one buffer, which one memset clears.
-        sizes = [0 if x.is_floating_point() else -(-x.numel() // ALIGNED) * ALIGNED for x in self.workspace]
-        zeros = torch.zeros(sum(sizes), dtype=torch.uint32, device=device).split(sizes)
+        zeros = self.counters.take().split(self._counted())
         return tuple(
             torch.empty_like(x, device=device) if x.is_floating_point() else zero[: x.numel()].view(x.shape)
             for x, zero in zip(self.workspace, zeros)
         )
+
+    def _counted(self) -> list[int]:
+        """How many counters each array of the workspace has, with those that only keep it apart from the next."""
+        return [0 if x.is_floating_point() else -(-x.numel() // ALIGNED) * ALIGNED for x in self.workspace]
 
 
 def planned(
@@ -130,6 +138,8 @@ def _choice_alike(problem, given: GivenMask, target, kernel, tuning_logs) -> Cho
     return choices.get(key) or choices.put(key, _chosen(problem, given, target, kernel, tuning_logs))
 
 
+# Launches that CUDA graphs of callers have: a replay reads their masks, whatever the cache has dropped since.
+in_graphs: set[Launch] = set()
 plans: BoundedCache[list[Launch]] = BoundedCache(lambda plan: sum(x.nbytes for x in plan), PLAN_BYTES, PLANS)
 choices: BoundedCache[Choice] = BoundedCache(
     lambda choice: sum(x.nbytes for x in choice.mask.arrays.values()), PLAN_BYTES, PLANS

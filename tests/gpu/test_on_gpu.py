@@ -1,5 +1,6 @@
 """What only a GPU can show: kernels and engines on CUDA tensors, streams, artifacts, code built for an older GPU."""
 
+import gc
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 import stof_tvm
 from stof_tvm import masks
 from stof_tvm.errors import InputError
+from stof_tvm.launches import planned
 from stof_tvm.running.cuda_program import CudaProgram
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -93,6 +95,26 @@ def test_captured_in_a_cuda_graph():
         x.copy_(torch.randn_like(x))
     graph.replay()
     torch.testing.assert_close(captured, stof_tvm.sparse_attention(q, k, v, mask), atol=0, rtol=0)
+
+
+def test_a_captured_call_outlives_the_cache_of_masks_and_clears_nothing():
+    x = qkv(1, 64, 1024)
+    expected = stof_tvm.sparse_attention(*x, masks.causal())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [stof_tvm.sparse_attention(*x, masks.causal()) for _ in range(8)]
+    planned.plans.clear()
+    gc.collect()
+    # The lists' memory would be given to these.
+    overwritten = [torch.full((n,), 2**30, device="cuda", dtype=torch.int32) for n in range(128, 60000, 128)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in captured) and overwritten
+    names = [event.name for event in profile.events()]
+    assert len([name for name in names if "sparse_attention" in name]) == 24
+    assert not any("Fill" in name or "Memset" in name for name in names)
 
 
 @pytest.mark.parametrize("heads, mask", [(64, None), (64, masks.causal()), (4, masks.longformer(32, 32))])
