@@ -111,18 +111,18 @@ def _arguments(case: Case, seed: int) -> list:
     import torch
 
     p = case.problem
-    q, k, v, bias, sink = make_inputs(case, seed)
+    q, k, v, bias, counts, sink = make_inputs(case, seed)
     mask_operands = case.template.operands(p, case.config, parse_target(), case.block_sparse_mask()).arrays
     out = torch.empty(p.shape("out"), dtype=q.dtype, device="cuda")
     lse = [torch.empty(p.lse_shape, device="cuda")] if p.gives_lse else []
     earlier = [torch.zeros_like(out), torch.zeros(p.lse_shape, device="cuda")] if p.continues else []
     operands = [torch.from_numpy(array).cuda() for array in mask_operands]
-    given = [x for x in (bias, sink) if x is not None]
+    given = [x for x in (bias, counts, sink) if x is not None]
     return [q, k, v, *given, *earlier, *operands, out, *lse]
 
 
 def _first_mask_operand(p) -> int:
-    return 3 + (p.bias_shape is not None) + (p.sink_dtype is not None) + 2 * p.continues
+    return 3 + (p.bias_shape is not None) + p.has_key_count + (p.sink_dtype is not None) + 2 * p.continues
 
 
 def findings(output: str) -> dict[str, list[str]]:
