@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,7 +29,6 @@ from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E
 from tir_kernels.attention.mask_forms import compile_mask  # noqa: E402
 from tir_kernels.attention.time_model import Coefficients, Work, predict  # noqa: E402
 from tir_kernels.attention.warp_specialized import cost as warp_specialized  # noqa: E402
-from tir_kernels.attention.warp_specialized import geometry as warp_specialized_geometry  # noqa: E402
 from tir_kernels.attention.warp_specialized.geometry import WarpSpecializedConfig  # noqa: E402
 from tir_kernels.cuda.device import H200  # noqa: E402
 from tir_kernels.masks.block_counts import FINEST, FineMask  # noqa: E402
@@ -56,12 +54,6 @@ class Sweep:
 
     @staticmethod
     def of(rows: list[dict]) -> "Sweep":
-        """The committed sweep is older than whole panels: heads of 80 and 96 came in panels of 16 and 32 elements."""
-        with patch.object(warp_specialized_geometry, "stored_dim", lambda dim: dim):
-            return Sweep._of(rows)
-
-    @staticmethod
-    def _of(rows: list[dict]) -> "Sweep":
         cases, number, configs, work, us, masks = [], [], [], [], [], {}
         for row in rows:
             case = Case.from_row(row)
@@ -100,9 +92,10 @@ class Sweep:
         if not chosen.any():
             return start
         work = Work(*(column[chosen] for column in self.work))
-        # Against the best of its kind: targets without wgmma choose among the others alone.
+        # Targets without wgmma choose among the others alone: these are against the best of their kind.
         best = np.full(len(self.cases), np.inf)
-        np.minimum.at(best, self.case[kind], self.us[kind])
+        compared = kind if start is FITS.warp else np.ones_like(kind)
+        np.minimum.at(best, self.case[compared], self.us[compared])
         slowdown = (self.us / best[self.case])[chosen]
         weight = np.sqrt(np.exp(-(slowdown - 1) / NEAR_BEST) + LEAST_WEIGHT)
         measured = np.log(self.us[chosen])

@@ -13,12 +13,14 @@ All CTAs share the multiprocessors.  No CTA ends before its own blocks, and no k
     longest  = (blocks of the longest CTA + fill) * latency + start + splits of the most split row * merge
     memory   = bytes of q, k, v and the output / bandwidth                              global memory
     traffic  = elements of k and v that all blocks copy * traffic / multiprocessors     the L2 cache
-    time     = launch + max(balanced + idle, longest, memory, traffic)
+    time     = launch + crowded + max(balanced + idle, longest, memory, traffic)
 
-`idle` is the time in which CTAs that find no more block rows wait for the others' last ones.  All maxima are soft:
-p-norms.  docs/attention_model.md explains the terms, how they were fitted and how good they are.  The coefficients are
-an H200's; other architectures scale with their number of multiprocessors and bandwidth, so there only the order of
-configurations counts.
+`idle` is the time in which CTAs that find no more block rows wait for the others' last ones.  `crowded` is lost where
+CTAs leave no room for those of the next launch, which then start later.  All maxima are soft: p-norms.
+
+docs/attention_model.md explains the terms, how they were fitted and how good they are.  The coefficients are an H200's;
+other architectures scale with their number of multiprocessors and bandwidth, so there only the order of configurations
+counts.
 """
 
 import math
@@ -54,6 +56,7 @@ class Coefficients:
     warp: float  # for each warp: what it issues for a block of any size
     soft: float  # p
     idle: float  # share of the idle time that is lost
+    crowded: float  # of a launch beside whose CTAs the next one's do not fit
 
 
 class Work(NamedTuple):
@@ -74,6 +77,7 @@ class Work(NamedTuple):
     copies: float  # of a block: elements of k and v, or what takes as long to copy
     memory: float  # µs
     idle: float  # blocks for which a CTA that finds no more work waits for the others, at least
+    crowded: float = 0.0  # 1 where two launches' CTAs do not fit at once
     factor: float = 1.0  # of the predicted time: what the formula leaves out of a configuration
 
     @staticmethod
@@ -93,7 +97,8 @@ class Work(NamedTuple):
         computed = int(heads @ counts.strips) * MMA_ROWS / config.block_m if g.skips_empty_rows else part
         fits = min(g.ctas_per_multiprocessor, gpu.ctas_that_share(g.shared_bytes))
         dims = g.head_dim + g.v_head_dim
-        waves = ctas / (max(fits, 1) * gpu.multiprocessors)
+        places = max(fits, 1) * gpu.multiprocessors
+        waves = ctas / places
         shortest = float((counts.load / splits).min())
         moved = sum(math.prod(problem.logical_shape(x)) for x in ("q", "k", "v", "out"))
         moved += problem.continues * math.prod(problem.logical_shape("out"))
@@ -113,6 +118,7 @@ class Work(NamedTuple):
             copies=config.block_n * g.copied_elements,
             memory=moved * g.element_bytes / gpu.bandwidth,
             idle=(math.ceil(waves) - waves) * shortest if waves > 1 else 0.0,
+            crowded=float(2 * ctas > places),
         )
 
 
@@ -130,4 +136,4 @@ def predict(x: Work, c: Coefficients):
     idle = c.idle * x.idle * block * x.resident
     longest = (x.longest + c.fill) * latency + c.start + x.splits * c.merge
     traffic = c.traffic * x.blocks * x.copies / x.multiprocessors
-    return x.factor * (c.launch + soft_max(balanced + idle, longest, x.memory, traffic))
+    return x.factor * (c.launch + c.crowded * x.crowded + soft_max(balanced + idle, longest, x.memory, traffic))
