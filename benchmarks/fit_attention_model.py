@@ -39,6 +39,9 @@ LEAST_WEIGHT = 0.02
 OUTLIER = 0.2  # relative errors above this weigh less than their square
 RANDOM_HALVES = 5
 LEAST_COEFFICIENT = 1e-9  # stands for 0, whose logarithm a fit cannot start from
+# Not fitted, but set by what is chosen: of the kernel with wgmma few configurations near the best split rows, so that a
+# fit makes merging free, and rows that others split into few parts are then split into many.
+HELD = {"warpgroup": ("merge",)}
 SHOWN = 5
 
 
@@ -85,9 +88,10 @@ class Sweep:
 
     def fit(self, some: np.ndarray) -> "Fit":
         """The coefficients that are best for some of the cases, by logarithms of times; near the best counts most."""
-        return Fit(*(self._fit_kind(some, self.kind == i, start) for i, start in enumerate(FITS)))
+        kinds = ((self.kind == i, start, HELD.get(KINDS[i], ())) for i, start in enumerate(FITS))
+        return Fit(*(self._fit_kind(some, *kind) for kind in kinds))
 
-    def _fit_kind(self, some: np.ndarray, kind: np.ndarray, start: Coefficients) -> Coefficients:
+    def _fit_kind(self, some: np.ndarray, kind: np.ndarray, start: Coefficients, held: tuple[str, ...]) -> Coefficients:
         chosen = some[self.case] & kind
         if not chosen.any():
             return start
@@ -100,11 +104,19 @@ class Sweep:
         weight = np.sqrt(np.exp(-(slowdown - 1) / NEAR_BEST) + LEAST_WEIGHT)
         measured = np.log(self.us[chosen])
 
-        def residuals(logarithms):
-            return (np.log(predict(work, Coefficients(*np.exp(logarithms)))) - measured) * weight
+        free = np.array([field.name not in held for field in fields(start)])
+        logarithms = np.log(np.maximum(astuple(start), LEAST_COEFFICIENT))
 
-        start = np.log(np.maximum(astuple(start), LEAST_COEFFICIENT))
-        return Coefficients(*np.exp(least_squares(residuals, start, loss="soft_l1", f_scale=OUTLIER, max_nfev=300).x))
+        def coefficients(some: np.ndarray) -> Coefficients:
+            every = logarithms.copy()
+            every[free] = some
+            return Coefficients(*np.exp(every))
+
+        def residuals(some: np.ndarray) -> np.ndarray:
+            return (np.log(predict(work, coefficients(some))) - measured) * weight
+
+        fitted = least_squares(residuals, logarithms[free], loss="soft_l1", f_scale=OUTLIER, max_nfev=300)
+        return coefficients(fitted.x)
 
     def predict(self, fit: "Fit") -> np.ndarray:
         return np.choose(self.kind, [predict(self.work, coefficients) for coefficients in fit])

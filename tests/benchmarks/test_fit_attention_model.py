@@ -23,7 +23,7 @@ def sweep():
 
 def test_committed_sweep_covers_every_tile_and_the_grid():
     rows = read_rows([fit.ROWS])
-    assert len({Case.from_row(row) for row in rows}) == 256 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
+    assert len({Case.from_row(row) for row in rows}) == 301 and {row["case"]["batch"] for row in rows} == {1, 8, 16}
     labels = {label for row in rows for label in row["median_us"]}
     for tiles, suffix in ((TILES, ""), (WARPGROUP_TILES, " wgmma")):
         for m, n, warps in tiles:
@@ -68,10 +68,10 @@ def test_the_committed_coefficients_are_the_fit_and_choose_well(capsys):
     fitted = sweep.predict(sweep.fit(everything))
     np.testing.assert_allclose(fitted[refitted], sweep.predict(fit.FITS)[refitted], rtol=2e-2)
     regret = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything).values()])
-    # Three of 256 choices are more than 20 % off: docs/attention_model.md names them.
-    assert np.exp(np.log(regret).mean()) < 1.02 and regret.max() < 1.3 and (regret > 1.2).sum() <= 3
+    # One of 301 choices is more than 20 % off: docs/attention_model.md names it.
+    assert np.exp(np.log(regret).mean()) < 1.015 and regret.max() < 1.21 and (regret > 1.12).sum() <= 9
     alone = regret_among(sweep, "warp")
-    assert np.exp(np.log(alone).mean()) < 1.04 and alone.max() < 1.3
+    assert np.exp(np.log(alone).mean()) < 1.045 and alone.max() < 1.3
     fit.report(sweep)
     printed = capsys.readouterr().out
     assert "every second shape, to the other" in printed and "worst choices" in printed

@@ -26,7 +26,7 @@ TILES = (
 WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
 
 # Fitted by benchmarks/fit_attention_model.py to benchmarks/results/nvidia-h200/configurations.json, those of mma.sync
-# to the file of 2026-11-24 (docs/attention_model.md).
+# but `crowded` to the file of 2026-11-24, and `merge` of wgmma set (docs/attention_model.md).
 FITTED = Coefficients(
     launch=2.34,
     start=1e-09,
