@@ -368,14 +368,13 @@ def _build_one(
             raise error.with_traceback(None) from error.__cause__  # the cause shows the model's lines; ours hide them
         if snapshot is not None:
             snapshot.check(imported.source.tensors.values())
-        engine = step_of(
-            peers,
-            "compilation",
-            lambda: compiled(
-                imported, options.fusion_scheme, lambda report: site_masks.check_reached(report.sites, strict)
-            ),
-            lambda engine: meaning_of(engine.report(), site_masks),
-        )
+
+        def check(report: Report) -> None:
+            site_masks.check_reached(report.sites, strict)
+            if peers is not None:
+                peers.step("masks", lambda: report, lambda report: meaning_of(report, site_masks))
+
+        engine = step_of(peers, "compilation", lambda: compiled(imported, options.fusion_scheme, check))
         step("verify")
         outcome = SKIPPED
         if verify:

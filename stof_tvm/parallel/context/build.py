@@ -80,7 +80,6 @@ def context_engine(
     engine = peers.step(
         "compilation",
         lambda: _compiled(batched, snapshot, (args, kwargs), peers, site_masks, float32, build_row),
-        lambda engine: {"plan": engine.plan.layout.digest[:12], "mask": zlib.crc32(repr(_digests(engine)).encode())},
     )
     outcome = SKIPPED
     if verify:
@@ -120,7 +119,11 @@ def _compiled(
     some = pack(batched, own, SOME, 1, SHARING)
     _refuse_sequences(some)
     masks = {path: _mask(path, some, batch, length, site_masks) for path in some.masks}
-    plan = _plan(masks, some, batch, length, peers.count)
+    plan = peers.step(
+        "masks",
+        lambda: _plan(masks, some, batch, length, peers.count),
+        lambda plan: {"plan": plan.layout.digest[:12], "mask": _checksum(plan, masks, some.heads, batch)},
+    )
     row = batch * len(plan.positions(peers.rank))
     packed = some if row == SOME else pack(batched, own, row, 1, SHARING)
     nodes = packed.program.graph.find_nodes(op="placeholder")
@@ -164,9 +167,11 @@ def _plan(masks: dict, packed: PackedProgram, batch: int, length: int, ranks: in
     return max(plans, key=lambda plan: int(plan.work.sum()))
 
 
-def _digests(engine: ContextEngine) -> list:
-    attentions = engine._attentions
-    return [(path, attentions.plan_of(path).digest) for path in attentions.sites]
+def _checksum(plan: ContextPlan, masks: dict[str, Mask | None], heads, batch: int) -> int:
+    """Of what the masks of all attentions keep, by their paths."""
+    sizes = {path: (batch, heads[path], plan.length, plan.length) for path in masks}
+    digests = [(path, plan_of(mask, sizes[path], plan.ranks, plan.layout).digest) for path, mask in masks.items()]
+    return zlib.crc32(repr(sorted(digests)).encode())
 
 
 def _verified(engine: ContextEngine, model, call: tuple, site_masks: SiteMasks, peers: Peers) -> Verification:

@@ -78,7 +78,7 @@ def test_weights_come_from_a_file(found):
 def test_an_error_on_one_rank_ends_all_with_its_message(found):
     own, others = found[1]["one_fails"]["refusal"], found[0]["one_fails"]["refusal"]
     assert own.startswith("MaskError: mask path 'nowhere'")
-    assert others == f"ParallelError: rank 1 failed (compilation): {own}"
+    assert others == f"ParallelError: rank 1 failed (masks): {own}"
 
 
 def test_a_result_that_is_wrong_on_one_rank_is_an_error_on_all(found):
@@ -94,7 +94,7 @@ def test_ranks_with_other_weights_are_refused(found):
 
 def test_ranks_with_other_masks_are_refused(found):
     for rank in found:
-        assert "rank 1 does not build what rank 0 builds (compilation)" in rank["other_masks"]["refusal"]
+        assert "rank 1 does not build what rank 0 builds (masks)" in rank["other_masks"]["refusal"]
 
 
 def test_what_does_not_go_with_a_mesh_is_refused_by_name(found):

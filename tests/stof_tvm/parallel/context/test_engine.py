@@ -67,7 +67,7 @@ def test_what_mixes_features_is_not_refused(found):
         ("short", "InputError: 15 tokens are fewer than 8 for each of 2 ranks"),
         ("path", "mask path 'nowhere' matches no attention"),
         ("rule", "ranks that share a sequence have some of its tokens only"),
-        ("masks", "ParallelError: rank 1 does not build what rank 0 builds (compilation)"),
+        ("masks", "ParallelError: rank 1 does not build what rank 0 builds (masks)"),
         ("call", "InputError: ids must be an int64 tensor of shape (2, 160)"),
         ("with_mask", "has no with_mask(mask)"),
         ("save", "this engine is one of 2 ranks"),
