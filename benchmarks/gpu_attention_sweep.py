@@ -7,8 +7,8 @@ inputs that rotate past the L2 cache; every output is poisoned first and checked
 a median for each configuration; `fit_attention_model.py` reads them.
 
 A GPU at its power limit lowers its clock, by less under kernels that use less power.  So the configurations near the
-best are timed again at the clock that lasts, and the others' times are those of the high clock times the factor by
-which the best one's grew.
+best are timed again, each at the clock that lasts.  The others' times are of the first round, which has no breaks: its
+clock is that of a mixture of kernels.
 """
 
 import argparse
@@ -186,11 +186,8 @@ def measure(case: Case, inputs: Inputs, kernels: dict, prepared: dict, reference
             raise SystemExit(f"{case.label} {config.label}: error {error}, PyTorch's in half {reference.half_error}")
         found[config.label] = Launches(kernel, sets, arrays)
     medians = {label: launches.median_us() for label, launches in found.items()}
-    best = min(medians.values())
-    near = [label for label, us in medians.items() if us < NEAR_BEST * best]
-    lasting = {label: found[label].median_us(WARM_UP_S) for label in near}
-    slower = min(lasting.values()) / best
-    us = {label: lasting.get(label, us * slower) for label, us in medians.items()}
+    near = [label for label, us in medians.items() if us < NEAR_BEST * min(medians.values())]
+    us = medians | {label: found[label].median_us(WARM_UP_S) for label in near}
     return {"case": case.to_json(density), "median_us": {label: float(f"{x:.4g}") for label, x in us.items()}}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from stof_tvm.given_masks import GivenMask
-from stof_tvm.launches.counters import Counters
+from stof_tvm.launches.counters import Counters, is_captured
 from stof_tvm.masks.mask import Mask
 from stof_tvm.running.bounded_cache import BoundedCache
 from stof_tvm.running.planned_lists import PlannedLists
@@ -57,7 +57,7 @@ class Launch:
         `block_map` is the map of the problem, or None.
         """
         problem, q = self.problem, inputs[0]
-        if q.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if is_captured(q.device):
             in_graphs.add(self)
         results: tuple[torch.Tensor, ...] = (torch.empty(problem.shape("out"), dtype=q.dtype, device=q.device),)
         if problem.gives_lse:
