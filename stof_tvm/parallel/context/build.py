@@ -168,7 +168,7 @@ def _plan(masks: dict, packed: PackedProgram, batch: int, length: int, ranks: in
 
 
 def _checksum(plan: ContextPlan, masks: dict[str, Mask | None], heads, batch: int) -> int:
-    """Of what the masks of all attentions keep, by their paths."""
+    """A checksum of what the masks of all attentions keep, by their paths."""
     sizes = {path: (batch, heads[path], plan.length, plan.length) for path in masks}
     digests = [(path, plan_of(mask, sizes[path], plan.ranks, plan.layout).digest) for path, mask in masks.items()]
     return zlib.crc32(repr(sorted(digests)).encode())
