@@ -37,10 +37,12 @@ STAGES = (2,)
 TEMPLATES = (block_wise_cuda, warp_specialized)
 # Masks besides the grid's, of small batches.
 OTHER_MASKS = ("sliding_window-32", "longformer-32", "bigbird-32")
-# Besides the grid's: short inputs of heads of 128, and other heads.
+# Besides the grid's: short inputs of heads of 128, other heads, and few heads.
 OTHER_SHAPES = (
     *((1, 32, length, 128) for length in (512, 1024, 2048)),
-    *((1, 16, length, dim) for length in (1024, 4096) for dim in (80, 96, 192, 256)),
+    *((1, 16, length, dim) for length in (1024, 4096) for dim in (32, 80, 96, 192, 256)),
+    (1, 1, 4096, 64),
+    (1, 2, 8192, 128),
 )
 GRAPH_US = 1500.0  # a graph holds launches for about this long, of at most MAX_LAUNCHES
 MAX_LAUNCHES = 64
