@@ -5,12 +5,16 @@ usage: python benchmarks/fit_attention_model.py [ROWS.json …]      default: re
 The regret of a choice is its time over that of the best of all configurations that were measured at the point, whether
 the model may choose them or not.  It is printed for the committed coefficients, for a fit to all points, and for fits
 to half of the points on the other half, both ways round, for several ways to halve the grid.
+
+A fit is made of rounds.  Each fits logarithms of times, robustly; what its choices confuse, the configuration that is
+chosen and the one that is best, counts more in the rounds after it, by how much slower the chosen one is.  The round
+with the best choices is taken.  Choices are those of all kernels and those of mma.sync alone, which other targets have.
 """
 
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -38,10 +42,12 @@ NEAR_BEST = 0.1  # a configuration that is slower than the best by this share we
 LEAST_WEIGHT = 0.02
 OUTLIER = 0.2  # relative errors above this weigh less than their square
 RANDOM_HALVES = 5
-LEAST_COEFFICIENT = 1e-9  # stands for 0, whose logarithm a fit cannot start from
-# Not fitted, but set by what is chosen: of the kernel with wgmma few configurations near the best split rows, so that a
-# fit makes merging free, and rows that others split into few parts are then split into many.
-HELD = {"warpgroup": ("merge",)}
+LEAST_COEFFICIENT, MOST_COEFFICIENT = 1e-9, 1e3  # the former stands for 0, which has no logarithm
+ROUNDS = 22
+ACCEPTED = 1.05  # times the best time: what is chosen within it is not counted more
+PER_ROUND = 12.0  # how much more, for each time that the chosen one is slower than accepted
+MOST_WEIGHT = 60.0
+WORST = 1.11  # times the best time: of two rounds the one is better whose worst choice is nearer to it
 SHOWN = 5
 
 
@@ -77,8 +83,12 @@ class Sweep:
     @property
     def slowdown(self) -> np.ndarray:
         """Each time over the best of its case."""
-        best = np.full(len(self.cases), np.inf)
-        np.minimum.at(best, self.case, self.us)
+        return self.slowdown_among(KINDS)
+
+    def slowdown_among(self, kinds: Sequence[str]) -> np.ndarray:
+        """Each time over the best of its case that a configuration of some kinds has."""
+        best, one = np.full(len(self.cases), np.inf), np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+        np.minimum.at(best, self.case[one], self.us[one])
         return self.us / best[self.case]
 
     @property
@@ -86,50 +96,60 @@ class Sweep:
         """Position in `KINDS` of each configuration's kind."""
         return np.array([KINDS.index(kind_of(config)) for config in self.configs])
 
-    def fit(self, some: np.ndarray) -> "Fit":
-        """The coefficients that are best for some of the cases, by logarithms of times; near the best counts most."""
-        kinds = ((self.kind == i, start, HELD.get(KINDS[i], ())) for i, start in enumerate(FITS))
-        return Fit(*(self._fit_kind(some, *kind) for kind in kinds))
+    def fit(self, some: np.ndarray, rounds: int | None = None) -> "Fit":
+        """The coefficients that are best for some of the cases; near the best counts most, and what is confused."""
+        counts, found, least = np.ones(len(self.us)), FITS, np.inf
+        best = found
+        for _ in range(ROUNDS if rounds is None else rounds):
+            found = Fit(*(self._fit_kind(some, counts, i, start) for i, start in enumerate(found)))
+            confused = [c for kinds in (KINDS, KINDS[:1]) for c in self.choices(found, some, kinds).values()]
+            slower = np.array([slowdown for slowdown, _, _ in confused])
+            loss = np.log(slower).mean() + max(slower[: some.sum()].max() - WORST, 0)
+            if loss < least:
+                least, best = loss, found
+            for slowdown, *pair in confused:
+                counts[pair] *= 1 + PER_ROUND * max(slowdown - ACCEPTED, 0)
+            counts = np.minimum(counts, MOST_WEIGHT)
+        return best
 
-    def _fit_kind(self, some: np.ndarray, kind: np.ndarray, start: Coefficients, held: tuple[str, ...]) -> Coefficients:
+    def _fit_kind(self, some: np.ndarray, counts: np.ndarray, number: int, start: Coefficients) -> Coefficients:
+        kind = self.kind == number
         chosen = some[self.case] & kind
         if not chosen.any():
             return start
         work = Work(*(column[chosen] for column in self.work))
         # Targets without wgmma choose among the others alone: these are against the best of their kind.
-        best = np.full(len(self.cases), np.inf)
-        compared = kind if start is FITS.warp else np.ones_like(kind)
-        np.minimum.at(best, self.case[compared], self.us[compared])
-        slowdown = (self.us / best[self.case])[chosen]
-        weight = np.sqrt(np.exp(-(slowdown - 1) / NEAR_BEST) + LEAST_WEIGHT)
+        slowdown = self.slowdown_among(KINDS[:1] if number == 0 else KINDS)[chosen]
+        weight = np.sqrt((np.exp(-(slowdown - 1) / NEAR_BEST) + LEAST_WEIGHT) * counts[chosen])
         measured = np.log(self.us[chosen])
 
-        free = np.array([field.name not in held for field in fields(start)])
-        logarithms = np.log(np.maximum(astuple(start), LEAST_COEFFICIENT))
+        def residuals(logarithms: np.ndarray) -> np.ndarray:
+            return (np.log(predict(work, Coefficients(*np.exp(logarithms)))) - measured) * weight
 
-        def coefficients(some: np.ndarray) -> Coefficients:
-            every = logarithms.copy()
-            every[free] = some
-            return Coefficients(*np.exp(every))
-
-        def residuals(some: np.ndarray) -> np.ndarray:
-            return (np.log(predict(work, coefficients(some))) - measured) * weight
-
-        fitted = least_squares(residuals, logarithms[free], loss="soft_l1", f_scale=OUTLIER, max_nfev=300)
-        return coefficients(fitted.x)
+        logarithms = np.log(np.clip(astuple(start), 1.1 * LEAST_COEFFICIENT, 0.9 * MOST_COEFFICIENT))
+        bounds = np.log((LEAST_COEFFICIENT, MOST_COEFFICIENT))
+        fitted = least_squares(residuals, logarithms, bounds=bounds, loss="soft_l1", f_scale=OUTLIER, max_nfev=200)
+        return Coefficients(*np.exp(fitted.x))
 
     def predict(self, fit: "Fit") -> np.ndarray:
         return np.choose(self.kind, [predict(self.work, coefficients) for coefficients in fit])
 
-    def choices(self, fit: "Fit", some: np.ndarray) -> dict[Case, tuple[float, int, int]]:
-        """(regret, chosen, best) of each of some cases; the last two are positions in the arrays."""
-        predicted, slowdown = self.predict(fit), self.slowdown
-        candidate = np.array([may_be_chosen(config) for config in self.configs])
+    def choices(
+        self, fit: "Fit", some: np.ndarray, kinds: Sequence[str] | None = None
+    ) -> dict[Case, tuple[float, int, int]]:
+        """(regret, chosen, best) of each of some cases among some kinds, by default all.
+
+        The last two are positions in the arrays.
+        """
+        kinds = KINDS if kinds is None else kinds
+        predicted, slowdown = self.predict(fit), self.slowdown_among(kinds)
+        one = np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+        candidate = one & np.array([may_be_chosen(config) for config in self.configs])
         found = {}
         for number in np.flatnonzero(some):
-            at = np.flatnonzero(self.case == number)
+            at = np.flatnonzero((self.case == number) & one)
             chosen = min(at[candidate[at]], key=lambda i: predicted[i])
-            found[self.cases[number]] = float(slowdown[chosen]), chosen, at[np.argmin(self.us[at])]
+            found[self.cases[number]] = float(slowdown[chosen]), int(chosen), int(at[np.argmin(self.us[at])])
         return found
 
 
@@ -202,6 +222,7 @@ def report(sweep: Sweep, show: Callable[[str], None] = print) -> None:
     show(describe("fitted to all", sweep.choices(fitted, everything)))
     committed = sweep.choices(FITS, everything)
     show(describe("as committed", committed))
+    show(describe("as committed, mma.sync alone", sweep.choices(FITS, everything, KINDS[:1])))
     near = sweep.slowdown < 1 + NEAR_BEST
     error = np.log(sweep.predict(FITS) / sweep.us)[near]
     show(f"committed predictions of configurations near the best: {np.sqrt((error**2).mean()):.1%} off (rms)")

@@ -87,7 +87,9 @@ def build(problem: AttentionProblem, config, folder: str) -> str:
         function = template_of(config).instantiate(problem, config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline=pipeline_of(target))
-    path = os.path.join(folder, f"{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so")
+    path = os.path.join(
+        folder, f"{problem.q_heads}-{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so"
+    )
     executable.export_library(path)
     return path
 

@@ -7,30 +7,27 @@ from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_counts import FineMask
 
 FITTED = Coefficients(
-    launch=1.54,
-    start=0.546,
-    merge=0.303,
-    fill=5.72,
-    partial=0.000149,
-    wait=0.169,
-    undisturbed=0.246,
-    product=2.36e-07,
-    element=1.76e-05,
-    part=4.19e-06,
-    copy=1e-09,
-    traffic=1.74e-05,
-    warp=0.0159,
-    soft=1.59,
-    idle=0.542,
+    launch=1.93,
+    start=0.0787,
+    merge=0.316,
+    fill=5.08,
+    partial=8.23e-05,
+    wait=0.234,
+    undisturbed=0.185,
+    product=2.08e-07,
+    element=2.26e-05,
+    part=3.96e-06,
+    copy=1.5e-06,
+    traffic=1.35e-05,
+    warp=0.00757,
+    soft=1.46,
     crowded=0.0,
 )
 
 
-# By block_m, block_n and blocks together.  Tiles of 64 × 128 are predicted too fast where few CTAs run; 64 × 64 or the
-# block-wise kernel is up to a third faster there.  From 1.03 to 1.06 the choices are the same.  Four blocks together
-# are copied by twice or four times as many instructions of one thread (seven masks on an H200, benchmarks/notes).
-# 192 × 128 is predicted too slow where rows are long; below 0.97 it is chosen where each CTA has a single row, too.
-FACTORS = {(192, 128, 1): 0.97, (64, 128, 1): 1.05, (128, 32, 4): 1.08, (64, 32, 4): 1.2}
+# By block_m, block_n and blocks together.  Four blocks together are copied by twice or four times as many instructions of
+# one thread (seven masks on an H200, benchmarks/notes).
+FACTORS = {(128, 32, 4): 1.08, (64, 32, 4): 1.2}
 
 
 def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> float:
@@ -50,6 +47,11 @@ def in_tiles(work: Work, together: int) -> Work:
     """The same with `together` blocks as one: on average half of a row's last tile is blocks that were added."""
     added = (together - 1) / 2
     larger = {name: getattr(work, name) * together for name in ("elements", "products", "copies")}
+    rows = work.busiest_ctas * work.multiprocessors  # about
     return work._replace(
-        blocks=(work.blocks + added * work.ctas) / together, longest=(work.longest + added) / together, **larger
+        blocks=(work.blocks + added * rows) / together,
+        busiest=(work.busiest + added * work.busiest_ctas) / together,
+        chain=(work.chain + added * work.links) / together,
+        longest_split=(work.longest_split + added * (work.splits > 0)) / together,
+        **larger,
     )

@@ -9,7 +9,7 @@ import pytest
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.cost import predict_us, shortlist, work_of
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
-from tir_kernels.attention.block_wise.work import plan_work
+from tir_kernels.attention.block_wise.work import Item, plan_work
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.select import choose
 from tir_kernels.cuda.device import H200, gpu_of
@@ -108,15 +108,28 @@ def test_patterns_count_as_often_as_heads_have_them():
     assert works[0].blocks * works[0].part == pytest.approx(sum(work.blocks * work.part for work in alone))
 
 
-@pytest.mark.parametrize("name", ["ctas", "splits", "partials"])
-def test_the_plan_of_the_kernel_is_what_is_priced(name):
+def test_the_plan_of_the_kernel_is_what_is_priced():
     config, given = BlockWiseConfig(64, 32, 4, 2), problem(2048, batch=1)
     keep = window(2048).keep | (np.arange(2048) < 40)[:, None]
     work = work_of(given, config, FineMask(BlockSparseMask.from_dense(keep, FINEST)), H200)
     plan, slots = plan_work(BlockSparseMask.from_dense(keep, (64, 32)), given, H200)
+    length, splits = plan[:, Item.END] - plan[:, Item.BEGIN], plan[:, Item.SPLITS]
     assert slots > 0
-    expected = {"ctas": len(plan), "splits": plan[:, 6].max(), "partials": slots * 64 * (64 + 2)}
-    assert getattr(work, name) == expected[name]
+    assert work.splits == splits.max() and work.partials == slots * 64 * (64 + 2)
+    assert work.blocks == length.sum() and work.longest_split == pytest.approx(length[splits > 1].max(), abs=1)
+    assert work.busiest >= length.sum() / H200.multiprocessors and work.chain >= length.max() - 1
+
+
+def test_a_kernel_takes_as_long_as_its_longest_chain_where_rows_are_few():
+    """One row of 64 blocks beside short ones; and twice the rows where places are free take no longer."""
+    config, length = BlockWiseConfig(64, 64, 4, 2), 4096
+    rows = np.arange(length)[:, None]
+    short, long = abs(rows - rows.T) < 64, (abs(rows - rows.T) < 64) | (rows < 64)
+    times = [
+        predict_us(problem(length, heads=heads, batch=1), config, fine(Pattern(keep), length), H200)
+        for keep, heads in ((short, 1), (short, 2), (long, 1))
+    ]
+    assert times[0] == pytest.approx(times[1], rel=0.1) and times[2] > 1.3 * times[0]
 
 
 def test_choosing_takes_a_few_milliseconds_besides_the_masks():
