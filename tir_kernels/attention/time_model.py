@@ -38,7 +38,6 @@ from tir_kernels.cuda.float32.modes import mma_time
 from tir_kernels.cuda.shared_tiles import MMA_ROWS
 from tir_kernels.masks.block_counts import FineMask
 
-
 CHAINS = 4.0  # p of the maximum of a kernel's chains: they seldom disturb each other
 
 

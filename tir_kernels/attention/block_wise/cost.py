@@ -25,8 +25,7 @@ TILES = (
 # The same for wgmma.
 WARPGROUP_TILES = ((64, 64, 4), (64, 32, 4), (64, 128, 4), (128, 64, 8), (128, 128, 8))
 
-# Fitted by benchmarks/fit_attention_model.py to benchmarks/results/nvidia-h200/configurations.json, those of mma.sync
-# but `crowded` to the file of 2026-11-24, and `merge` of wgmma set (docs/attention_model.md).
+# Fitted by benchmarks/fit_attention_model.py to benchmarks/results/nvidia-h200/configurations.json.
 FITTED = Coefficients(
     launch=2.45,
     start=1e-09,
@@ -62,9 +61,9 @@ FITTED_WARPGROUP = Coefficients(
     crowded=0.61,
 )
 
-# wgmma with heads of 129 to 192 takes so many times as long as is predicted (12 points near the best on an H200; why was
-# not found out).
-THREE_PANELS = 1.12
+# wgmma with heads of 129 to 192 takes so many times as long as is predicted (12 points near the best on an H200; the
+# cause was not found out).
+WIDE_HEADS, WIDE_HEADS_FACTOR = range(129, 193), 1.12
 
 # For the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
 ROW_WISE_START_US = 6.0
@@ -92,7 +91,8 @@ def work_of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, 
     """What a configuration does for a problem and a mask."""
     g = Geometry(problem, config)
     work = Work.of(g, fine, gpu, ctas_at_once(config.block_m, gpu))
-    return work._replace(factor=THREE_PANELS) if config.warpgroup and g.k_tile.panels == 3 else work
+    is_wide = config.warpgroup and problem.head_dim in WIDE_HEADS
+    return work._replace(factor=WIDE_HEADS_FACTOR) if is_wide else work
 
 
 def predict_row_wise_us(problem: AttentionProblem, mask: BlockSparseMask, gpu: GPU) -> float:

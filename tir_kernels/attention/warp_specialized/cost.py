@@ -25,8 +25,8 @@ FITTED = Coefficients(
 )
 
 
-# By block_m, block_n and blocks together.  Four blocks together are copied by twice or four times as many instructions of
-# one thread (seven masks on an H200, benchmarks/notes).
+# By block_m, block_n and blocks together.  Four blocks together are copied by twice or four times as many instructions
+# of one thread (seven masks on an H200, benchmarks/notes).
 FACTORS = {(128, 32, 4): 1.08, (64, 32, 4): 1.2}
 
 
