@@ -10,7 +10,6 @@ A window, a diagonal, a prefix or a dilation is one vector, and a document mask 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from stof_tvm.masks import pattern
 from stof_tvm.masks.formulas.bounds import Bounds, constant_bounds, result_bounds, table_bounds
 from stof_tvm.masks.formulas.device_bitmap import packed
+from stof_tvm.masks.formulas.integers import Integers
+from stof_tvm.masks.formulas.values import COLUMN, OFFSET, ROW, Mixed, Vector
 from tir_kernels.masks.block_sparse import EMPTY
 
-ROW, COLUMN, OFFSET = "q_idx", "kv_idx", "kv_idx - q_idx"
 aten = torch.ops.aten
 # Computed element by element, though they lack the tag that says so.
 ELEMENTWISE = {aten.floor_divide.default, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar}
@@ -34,43 +34,11 @@ FILLED = {aten.new_ones, aten.new_zeros, aten.new_full, aten.ones_like, aten.zer
 # (x + n, y + n) gives what (x, y) gives.
 TRANSLATION_INVARIANT = {aten.sub, aten.lt, aten.le, aten.gt, aten.ge, aten.eq, aten.ne}
 LARGEST_SHIFT = 1 << 40
+INTEGERS_AT_ONCE = 1 << 24  # elements of which bits are held, and a chunk for each thread
 
 
 class NoFormula(Exception):
     """The function computes something that is not known element by element."""
-
-
-@dataclass(frozen=True, eq=False)
-class Vector:
-    """A value that depends on one index, for all its values.
-
-    Attributes
-    ----------
-    axis : str
-        ROW, COLUMN or OFFSET.
-    values : Tensor
-        (q_len,), (kv_len,), or (q_len + kv_len - 1,) from the offset 1 - q_len on.
-    shift : int, optional
-        The value is the index plus this number; None where it is not.
-    """
-
-    axis: str
-    values: torch.Tensor
-    shift: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Mixed:
-    """A value that depends on both indices: an operator's, of arguments that are Vectors, Mixed or constants."""
-
-    function: Any  # an overload of an operator
-    args: tuple
-    kwargs: dict
-    dtype: torch.dtype
-
-    def compute(self, operand: Callable[[Any], Any]):
-        """The operator applied to what `operand` makes of each argument."""
-        return self.function(*fx.node.map_aggregate(self.args, operand), **self.kwargs)
 
 
 def formula_pattern(mask_mod, b: int, h: int, q_len: int, kv_len: int, device: str) -> pattern.Pattern | None:
@@ -232,8 +200,11 @@ class MixedPattern(pattern.Pattern):
     def __init__(self, value: Mixed, q_len: int, kv_len: int, device: str):
         self.value, self.zero, self.device = value, q_len - 1, device
         self.lengths = q_len, kv_len
+        self.integers = Integers.of(value, self.zero) if device == "cpu" else None
         if device != "cpu":
             self.elements_at_once = pattern.ON_DEVICE_AT_ONCE
+        elif self.integers is not None:
+            self.elements_at_once = INTEGERS_AT_ONCE
         self.offsets: dict[int, pattern.Offsets] = {}  # id of a Vector of booleans -> its pattern
         self.sums: dict[int, dict] = {}  # id of a Mixed that reads a table -> what `table_bounds` knows of it
 
@@ -284,6 +255,8 @@ class MixedPattern(pattern.Pattern):
         return self._kept(i, j).cpu().numpy()
 
     def bits(self, i, j, stride):
+        if self.integers is not None:
+            return self.integers.bits(i, j)
         if self.device == "cpu":
             return super().bits(i, j, stride)
         return packed(self._kept(i, j).expand(*i.shape, j.shape[1]))
