@@ -67,7 +67,7 @@ class Integers:
     """
 
     def __init__(self, value: Mixed, zero: int):
-        """Of a value on the CPU; `zero` is the place of the offset 0 in a Vector.  NoIntegers where it is no such."""
+        """`value` is on the CPU, `zero` the place of the offset 0 in a Vector.  NoIntegers unless it is a comparison."""
         self.zero, self.leaves, self.steps = zero, [], []
         found: list[Mixed] = []  # each after its arguments
         number: dict[int, int] = {}  # by id: of a leaf, or -1 - that of a step

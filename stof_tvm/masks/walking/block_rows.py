@@ -110,7 +110,8 @@ def _looked_at(pattern, rows: Side, columns: Side, r, c):
     for k in range(0, len(r), step):
         bits = _bits(pattern, rows, columns, r[k : k + step], c[k : k + step])
         state[k : k + step] = found = block_state(count_bits(bits), elements)
-        parts = bits[found == PART]
+        is_part = found == PART
+        parts = bits if is_part.all() else bits[is_part]
         bitmaps[filled : filled + len(parts)] = parts
         filled += len(parts)
     return state, bitmaps[:filled].copy() if 2 * filled < len(bitmaps) else bitmaps[:filled]
