@@ -1,9 +1,11 @@
 """Formulas of 64-bit integers: NumPy computes their elements on all cores, a chunk at a time in each thread.
 
-PyTorch divides one element after the other; NumPy's division by a constant is a multiplication of vectors.  Only what
+PyTorch divides one element after the other; NumPy's division by a constant is a multiplication of vectors, and the
+remainder of a sum of vectors needs none, but their remainders.  Only what
 both compute alike bit by bit is taken, overflows included: a comparison of int64 values that operators of int64 give.
 """
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,6 +17,7 @@ from stof_tvm.masks.formulas.values import COLUMN, OFFSET, ROW, Mixed, Vector
 from tir_kernels.masks.bitmap import TILE, pack_bitmap
 
 AT_ONCE = 1 << 18  # elements that a thread computes at a time: few arrays of 2 MiB, along whose rows loops are long
+LARGEST_DIVISOR = 1 << 15  # of residues, two of which fit in 16 bits together
 INT64 = np.iinfo(np.int64)
 aten = torch.ops.aten
 
@@ -67,9 +70,9 @@ class Integers:
     """
 
     def __init__(self, value: Mixed, zero: int):
-        """`value` is on the CPU, `zero` the place of the offset 0 in a Vector.  NoIntegers unless it is a comparison."""
+        """`value` is on the CPU; `zero` is the place of the offset 0 in a Vector.  NoIntegers for another value."""
         self.zero, self.leaves, self.steps = zero, [], []
-        found: list[Mixed] = []  # each after its arguments
+        found: list[tuple[Callable, tuple]] = []  # (function, arguments) of each step, after those of its arguments
         number: dict[int, int] = {}  # by id: of a leaf, or -1 - that of a step
 
         def read(x, table: dict):
@@ -77,21 +80,21 @@ class Integers:
                 return
             if isinstance(x, Mixed):
                 _check(x, table)
-                for argument in x.args:
+                function, args = residues(x) or ((ARITHMETIC | COMPARISONS)[x.function.overloadpacket], x.args)
+                for argument in args:
                     read(argument, ARITHMETIC)
                 number[id(x)] = -1 - len(found)
-                found.append(x)
+                found.append((function, args))
             else:
                 number[id(x)] = len(self.leaves)
-                self.leaves.append(_leaf(x))
+                self.leaves.append(x if isinstance(x, tuple) else _leaf(x))
 
         read(value, COMPARISONS)
         place = lambda x: n if (n := number[id(x)]) >= 0 else len(self.leaves) - 1 - n
-        last = {place(argument): step for step, x in enumerate(found) for argument in x.args}
-        for step, x in enumerate(found):
-            args = tuple(map(place, x.args))
-            done = {n for n in args if n >= len(self.leaves) and last[n] == step}
-            self.steps.append(((ARITHMETIC | COMPARISONS)[x.function.overloadpacket], args, done))
+        last = {place(argument): step for step, (_, args) in enumerate(found) for argument in args}
+        for step, (function, args) in enumerate(found):
+            places = tuple(map(place, args))
+            self.steps.append((function, places, {n for n in places if n >= len(self.leaves) and last[n] == step}))
 
     @staticmethod
     def of(value: Mixed, zero: int) -> "Integers | None":
@@ -151,6 +154,47 @@ class Integers:
             values.append(function(*(values[n] for n in args), out=out))
             free += [values[n] for n in done]
         return values[-1]
+
+
+def residues(x: Mixed) -> tuple[Callable, tuple] | None:
+    """The remainder of a sum that cannot overflow, by the remainders of what depends on each index: no division.
+
+    (function, ((ROW, uint16 array), (COLUMN, uint16 array))), as steps have it; None for another value.
+    """
+    if x.function.overloadpacket != aten.remainder or not 1 < (divisor := int(_leaf(x.args[1]))) <= LARGEST_DIVISOR:
+        return None
+    terms = _terms(x.args[0], 1)
+    # The magnitudes of all terms together bound each sum on the way.
+    if terms is None or sum(max(abs(int(term.min())), abs(int(term.max()))) for _, _, term in terms) > INT64.max:
+        return None
+    sums: dict[Any, Any] = {ROW: 0, COLUMN: 0, None: 0}
+    for sign, axis, term in terms:
+        sums[axis] = (sums[axis] + sign * (term % divisor)) % divisor
+    if np.ndim(sums[ROW]) == 0 or np.ndim(sums[COLUMN]) == 0:
+        return None
+    rows, columns = (sums[ROW] + sums[None]) % divisor, sums[COLUMN]
+    leaves = (ROW, rows.astype(np.uint16)), (COLUMN, columns.astype(np.uint16))
+    return functools.partial(_sum_of_residues, np.uint16(divisor)), leaves
+
+
+def _sum_of_residues(divisor: np.uint16, a: np.ndarray, b: np.ndarray, out: np.ndarray) -> np.ndarray:
+    total = np.add(a, b)
+    # Of a total below the divisor, the difference wraps around to a larger number.
+    return np.minimum(total, np.subtract(total, divisor), out=out)
+
+
+def _terms(x, sign: int) -> list[tuple] | None:
+    """(sign, ROW, COLUMN or None, int64 array or scalar) of each term of a sum; None where a term is of both."""
+    if isinstance(x, Mixed):
+        signs = {aten.add: (sign, sign), aten.sub: (sign, -sign), aten.rsub: (-sign, sign)}
+        if x.function.overloadpacket not in signs:
+            return None
+        _check(x, ARITHMETIC)
+        a, b = map(_terms, x.args, signs[x.function.overloadpacket])
+        return None if a is None or b is None else a + b
+    leaf = _leaf(x)
+    axis, array = leaf if isinstance(leaf, tuple) else (None, leaf)
+    return None if axis == OFFSET else [(sign, axis, array)]
 
 
 def _check(x: Mixed, table: dict) -> None:

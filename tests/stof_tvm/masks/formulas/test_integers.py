@@ -1,5 +1,7 @@
 """Formulas of integers are computed by NumPy, bit by bit as PyTorch computes them; others are left to PyTorch."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,26 @@ TAKEN = {
     "by offset": lambda b, h, q, k: ((k - q) * 3 + q * k) % 5 >= 2,
     "twice the same": lambda b, h, q, k: (q * k) * (q * k) % 7 == (q * k) % 7,
 }
+BY_RESIDUES = {
+    "sum": TAKEN["sum"],
+    "documents": TAKEN["documents"],
+    "differences": lambda b, h, q, k: (5 - (q * 7 - (k * 11 - OWNER[q]) + h) - 2**40) % 17 <= 4,
+    "largest divisor": lambda b, h, q, k: (q * 7919 + k * 104729) % 2**15 > 2**14,
+    "divided by two": lambda b, h, q, k: (q + 2 * (k // 3)) % 2 == 1,
+    "at the edge": lambda b, h, q, k: ((q - 149) + (k - 329) + (INT64.max - 478)) % 1000 < 300,
+    "two of them": lambda b, h, q, k: (q + 2 * k) % 5 * ((k - q * 3) % 7) + (q + 2 * k) % 5 > 9,
+}
+NOT_BY_RESIDUES = {
+    "past the edge": lambda b, h, q, k: ((q + 2) + (k + 3) + (INT64.max - 478)) % 1000 < 300,
+    "overflowing sum": TAKEN["overflowing sum"],
+    "divisor of 17 bits": lambda b, h, q, k: (q * 7919 + k * 104729) % (2**15 + 1) > 2**14,
+    "negative divisor": lambda b, h, q, k: (q * 7919 + k * 104729) % -13 == -2,
+    "divided by one": lambda b, h, q, k: (q * 7919 + k * 104729) % 1 == 0,
+    "hash": TAKEN["hash"],
+    "offset": lambda b, h, q, k: ((k - q).abs() + q) % 13 < 4,
+    "quotient": lambda b, h, q, k: (q * 7919 + k * 104729) // 13 % 2 == 0,
+}
+TAKEN |= BY_RESIDUES | NOT_BY_RESIDUES
 NOT_TAKEN = {
     "divided by -1": lambda b, h, q, k: (WIDE[q] ^ k) // -1 > 5,
     "remainder of -1": lambda b, h, q, k: (q * k) % -1 == 0,
@@ -94,6 +116,13 @@ def test_what_may_differ_is_left_to_pytorch(name):
     assert found.integers is None and found.elements_at_once == pattern.Pattern.elements_at_once
     compiled = masks.from_mask_mod(NOT_TAKEN[name]).compile(Q_LEN, KV_LEN)
     np.testing.assert_array_equal(compiled.to_dense()[0, 0], expected(NOT_TAKEN[name]))
+
+
+def test_sums_that_cannot_overflow_are_taken_by_residues():
+    for functions, taken in ((BY_RESIDUES, True), (NOT_BY_RESIDUES, False)):
+        for name, function in functions.items():
+            steps = computed(function).integers.steps
+            assert any(isinstance(step[0], functools.partial) for step in steps) == taken, name
 
 
 def test_a_division_by_zero_is_an_error_as_before():
