@@ -1,8 +1,8 @@
 """Formulas of 64-bit integers: NumPy computes their elements on all cores, a chunk at a time in each thread.
 
-PyTorch divides one element after the other; NumPy's division by a constant is a multiplication of vectors, and the
-remainder of a sum of vectors needs none, but their remainders.  Only what
-both compute alike bit by bit is taken, overflows included: a comparison of int64 values that operators of int64 give.
+PyTorch divides one element after the other.  NumPy's division by a constant is a multiplication of vectors, and the
+remainder of a sum of vectors needs none, only their remainders.  Only what both compute alike bit by bit is taken,
+overflows included: a comparison of int64 values that operators of int64 give.
 """
 
 import functools
