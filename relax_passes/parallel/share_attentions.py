@@ -49,6 +49,6 @@ def _check(call: AttentionCall) -> None:
         if value is not None:
             raise UnsupportedError(
                 f"attention {named(call.site)} has a {name} that calls compute for pairs of tokens: ranks that share a "
-                "sequence know the pairs of their own tokens only, and masks that depend on positions alone; leave "
-                "context_parallel out"
+                "sequence know the pairs of their own tokens only, and masks that depend on positions alone and drop "
+                "pairs by -inf or the dtype's least number (torch.finfo), not by -1e9; leave context_parallel out"
             )

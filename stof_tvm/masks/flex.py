@@ -138,8 +138,10 @@ def _named_failures(mask_mod):
     try:
         yield
     except Exception as error:
-        why = ASKS_FOR_A_REPORT.split(str(error))[0]
-        raise MaskError(f"mask_mod {_name(mask_mod)} failed: {type(error).__name__}: {why}") from error
+        # A warning that is an error inside of torch arrives as a SystemError without a reason.
+        shown = error.__cause__ if isinstance(error, SystemError) and error.__cause__ is not None else error
+        why = ASKS_FOR_A_REPORT.split(str(shown))[0]
+        raise MaskError(f"mask_mod {_name(mask_mod)} failed: {type(shown).__name__}: {why}") from error
 
 
 class _Formula(pattern.Pattern):

@@ -55,9 +55,9 @@ class Peers:
         self._failed = False  # whether the latest call failed here, and maybe here alone
         try:
             self._statuses = Statuses(group, self.rank, self.count, self.seconds)
-        except Exception as error:  # of the store or of gloo
+        except RuntimeError as error:
             raise ParallelError(
-                f"rank {self.rank}: not all {self.count} ranks came within {self.seconds:g} s ({TIMEOUT}): {error}"
+                f"rank {self.rank}: the {self.count} ranks did not meet ({TIMEOUT}={self.seconds:g}): {error}"
             ) from error
         weakref.finalize(group, self._statuses.close).atexit = False
 
@@ -248,11 +248,19 @@ def peers_of(mesh, name: str = "mesh") -> Peers:
 
 
 _known: weakref.WeakKeyDictionary[dist.ProcessGroup, Peers] = weakref.WeakKeyDictionary()
+_never_met: weakref.WeakKeyDictionary[dist.ProcessGroup, str] = weakref.WeakKeyDictionary()
 
 
 def _peers_of(group: dist.ProcessGroup) -> Peers:
+    if group in _never_met:
+        # A rank that came too late may be in that call still, and would take this one's keys for those of its own.
+        raise ParallelError(f"{_never_met[group]}. Make a new process group: this one's ranks may be at other calls")
     if group not in _known:
-        _known[group] = Peers(group)
+        try:
+            _known[group] = Peers(group)
+        except ParallelError as error:
+            _never_met[group] = str(error)
+            raise
     return _known[group]
 
 

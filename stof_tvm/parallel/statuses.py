@@ -32,7 +32,7 @@ class Statuses:
     seconds : float
         How long a rank waits for the others to come.
 
-    Raises RuntimeError where one does not.
+    Raises RuntimeError, which names the ranks that did not, where one does not.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, count: int, seconds: float):
@@ -40,8 +40,19 @@ class Statuses:
         # Of the group's own name: names that dist.new_group makes count the groups of a process, which may be in more
         # of them than another.
         self._store: Any = dist.PrefixStore("stof_tvm", distributed_c10d._get_process_group_store(group))
-        self._gloo: Any = dist.ProcessGroupGloo(self._store, rank, count, datetime.timedelta(seconds=seconds))
+        try:
+            self._store.set(f"here/{rank}", "")
+            self._gloo: Any = dist.ProcessGroupGloo(self._store, rank, count, datetime.timedelta(seconds=seconds))
+        except Exception as error:  # of the store or of gloo
+            raise RuntimeError(f"{self._who_did_not_come()}: {error}") from error
         self._sending: dict[int, list] = {other: [] for other in self.others}  # kept until they are received
+
+    def _who_did_not_come(self) -> str:
+        try:
+            absent = [str(other) for other in self.others if not self._store.check([f"here/{other}"])]
+        except Exception:  # of a store whose process is gone
+            return "the process that holds the group's store, mostly rank 0's, is gone"
+        return f"rank {' and '.join(absent)} did not come" if absent else "all came, and one is gone or was late"
 
     def close(self) -> None:
         """Let go of what a group has, when the group goes."""

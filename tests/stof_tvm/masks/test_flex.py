@@ -103,10 +103,16 @@ def fails(b, h, q_idx, kv_idx):
     raise KeyError("no such table")
 
 
+def fails_inside_of_torch(b, h, q_idx, kv_idx):
+    """As PyTorch does where an index of uint8, which it takes for a mask, makes a warning within vmap."""
+    raise SystemError("returned a result with an exception set") from UserWarning("indexing with dtype torch.uint8")
+
+
 @pytest.mark.parametrize(
     "mod, message",
     [
         (fails, "mask_mod fails failed: KeyError: 'no such table'"),
+        (fails_inside_of_torch, "failed: UserWarning: indexing with dtype torch.uint8"),
         (lambda b, h, q_idx, kv_idx: q_idx - kv_idx, "must return a boolean, returned torch.int64"),
         (lambda b, h, q_idx, kv_idx: OWNER[q_idx + 300] == 0, "failed: IndexError"),
     ],
