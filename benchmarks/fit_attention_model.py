@@ -31,7 +31,7 @@ from benchmarks.peers.results import read_rows  # noqa: E402
 from tir_kernels.attention.block_wise import cost as block_wise  # noqa: E402
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig  # noqa: E402
 from tir_kernels.attention.mask_forms import compile_mask  # noqa: E402
-from tir_kernels.attention.time_model import Coefficients, Work, predict  # noqa: E402
+from tir_kernels.attention.prediction.time_model import Coefficients, Work, predict  # noqa: E402
 from tir_kernels.attention.warp_specialized import cost as warp_specialized  # noqa: E402
 from tir_kernels.attention.warp_specialized.geometry import WarpSpecializedConfig  # noqa: E402
 from tir_kernels.cuda.device import H200  # noqa: E402

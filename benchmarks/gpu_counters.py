@@ -22,13 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.peers.cases import Case, attention_case  # noqa: E402
 
 CASES = (
-    "1,32,16384,128 document",
+    "1,32,16384,128 random_tiles-0.1",
     "1,32,16384,128 sliding_window",
-    "1,32,8192,128 document",
-    "1,32,4096,128 causal",
-    "8,12,4096,64 bigbird",
+    "1,32,16384,128 bigbird",
+    "1,32,16384,128 longformer",
     "8,12,4096,64 sliding_window",
-    "8,12,4096,64 causal",
+    "8,12,4096,64 bigbird",
 )
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "SchedulerStats", "Occupancy", "LaunchStats")
 TENSOR = "sm__inst_executed_pipe_tensor.*pct_of_peak_sustained_active|sm__pipe_tensor.*cycles_active.avg.pct.*"

@@ -62,8 +62,11 @@ def test_the_headlines_are_of_the_committed_rows():
             measured = cpu_attention("bigbird")
         else:
             mask, sizes, *dtype = name.split(", ")
-            case = attention_case(*map(int, sizes.split(" × ")), mask.lower().replace(" ", "_").removesuffix("s"))
-            case = replace(case, dtype=dtype[0] if dtype else "float16")
+            batch, heads, *shape = sizes.split(" × ")
+            heads, _, kv_heads = heads.partition("/")
+            mask = mask.lower().replace(" ", "_").removesuffix("s")
+            case = attention_case(int(batch), int(heads), *map(int, shape), mask)
+            case = replace(case, kv_heads=int(kv_heads or heads), dtype=dtype[0] if dtype else "float16")
             measured = attention.us(case, "stof"), best(attention.peers(case, bounds=False))[1]
         ours, peer = measured
         unit = 1000 if "ms" in shown[0] else 1

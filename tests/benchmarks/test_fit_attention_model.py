@@ -10,7 +10,7 @@ from benchmarks import fit_attention_model as fit
 from benchmarks.peers.cases import Case
 from benchmarks.peers.results import read_rows
 from tir_kernels.attention.block_wise.cost import TILES, WARPGROUP_TILES
-from tir_kernels.attention.time_model import Coefficients
+from tir_kernels.attention.prediction.time_model import Coefficients
 
 
 @pytest.fixture(scope="module")

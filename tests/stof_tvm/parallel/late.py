@@ -8,17 +8,13 @@ import sys
 import time
 from datetime import timedelta
 
-SECONDS = 4
-
-if __name__ == "__main__":
-    rank, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "STOF_PARALLEL_TIMEOUT": str(SECONDS)}
-
 import torch
 import torch.distributed as dist
 
 from stof_tvm import masks, sparse_attention
 from tests.stof_tvm.parallel.launch import run_checks
+
+SECONDS = 4
 
 
 def attend(seed: int, group: dist.ProcessGroup) -> str:
@@ -50,6 +46,8 @@ def a_new_group(rank: int, groups: list) -> str:
 
 
 if __name__ == "__main__":
+    rank, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "STOF_PARALLEL_TIMEOUT": str(SECONDS)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     two_groups = [dist.new_group([0, 1]) for _ in range(2)]

@@ -7,8 +7,8 @@ order of configurations counts.
 
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig, Geometry
 from tir_kernels.attention.block_wise.work import ctas_at_once
+from tir_kernels.attention.prediction.time_model import Coefficients, Work, predict
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.time_model import Coefficients, Work, predict
 from tir_kernels.cuda.device import GPU
 from tir_kernels.cuda.shared_tiles import element_bytes
 from tir_kernels.masks.block_counts import FineMask

@@ -1,7 +1,7 @@
 """Predicted time of the warp-specialized kernel: fitted coefficients of the time model (time_model.py)."""
 
+from tir_kernels.attention.prediction.time_model import Coefficients, Work, predict
 from tir_kernels.attention.problem import AttentionProblem
-from tir_kernels.attention.time_model import Coefficients, Work, predict
 from tir_kernels.attention.warp_specialized.geometry import Geometry, WarpSpecializedConfig
 from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_counts import FineMask

@@ -5,7 +5,7 @@ import heapq
 import numpy as np
 import pytest
 
-from tir_kernels.attention.shares import MOST_LENGTHS, Loads, loads
+from tir_kernels.attention.prediction.shares import MOST_LENGTHS, Loads, loads
 
 
 def one_by_one(lengths, counts, resident, multiprocessors):

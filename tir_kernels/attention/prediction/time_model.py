@@ -32,7 +32,7 @@ import numpy as np
 
 from tir_kernels.attention.block_wise.work import split_counts
 from tir_kernels.attention.geometry import AttentionGeometry
-from tir_kernels.attention.shares import loads
+from tir_kernels.attention.prediction.shares import loads
 from tir_kernels.cuda.device import GPU, WARP
 from tir_kernels.cuda.float32.modes import mma_time
 from tir_kernels.cuda.shared_tiles import MMA_ROWS

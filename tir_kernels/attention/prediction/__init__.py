@@ -1,0 +1,1 @@
+"""Predicted times of the CUDA attention kernels that walk blocks."""
