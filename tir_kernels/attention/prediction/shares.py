@@ -21,10 +21,17 @@ class Loads(NamedTuple):
 
 
 def loads(lengths: np.ndarray, counts: np.ndarray, resident: int, multiprocessors: int) -> Loads:
-    """What a plan puts where: `counts` shares of each of `lengths` blocks, arrays of any one shape.
+    """What a plan puts where.  The longest shares start first, each in the place that is free first.
 
-    `resident` shares run at once on a multiprocessor.  The longest start first, each in the place that is free first;
-    the first ones go to different multiprocessors.
+    Parameters
+    ----------
+    lengths : float64 or int64 of any shape
+        Blocks of a share.
+    counts : int64 of the same shape
+        How many shares have so many blocks.
+    resident : int
+        Shares that run at once on a multiprocessor; the first ones go to different multiprocessors.
+    multiprocessors : int
     """
     load, taken = np.zeros(resident * multiprocessors), np.zeros(resident * multiprocessors)
     for length, count in zip(*_different(np.ravel(lengths), np.ravel(counts))):
