@@ -25,9 +25,9 @@ def loads(lengths: np.ndarray, counts: np.ndarray, resident: int, multiprocessor
 
     Parameters
     ----------
-    lengths : float64 or int64 of any shape
+    lengths : float64 or int64 (patterns, rows) or of any shape
         Blocks of a share.
-    counts : int64 of the same shape
+    counts : int64 (patterns, rows), as lengths
         How many shares have so many blocks.
     resident : int
         Shares that run at once on a multiprocessor; the first ones go to different multiprocessors.
