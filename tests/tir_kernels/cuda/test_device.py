@@ -147,9 +147,9 @@ def test_a_new_architecture_is_one_record(monkeypatch):
     assert target.attrs["max_shared_memory_per_block"] == 299 << 10
     assert cuda_arch(9, 5) == "sm_95a"
     attention = AttentionProblem(1, 12, 12, 2048, 2048, 64, 64, "float16", 0.125)
-    choice = choose(attention, masks.sliding_window(64), target)
+    choice = choose(attention, masks.causal(), target)
     assert choice.template is warp_specialized
-    assert 0 < choice.predicted_us < choose(attention, masks.sliding_window(64), SM_80).predicted_us
+    assert 0 < choice.predicted_us < choose(attention, masks.causal(), SM_80).predicted_us
     assert choice.operands(target).arrays
     product = GemmProblem(4096, 4096, "float16", k=4096)
     pair = MlpProblem(GemmProblem(512, 64, "float16", k=768), GemmProblem(512, 768, "float16", k=64))
