@@ -55,7 +55,7 @@ class Peers:
         self._failed = False  # whether the latest call failed here, and maybe here alone
         try:
             self._statuses = Statuses(group, self.rank, self.count, self.seconds)
-        except RuntimeError as error:
+        except Exception as error:  # of the group, of the store or of gloo
             raise ParallelError(
                 f"rank {self.rank}: the {self.count} ranks did not meet ({TIMEOUT}={self.seconds:g}): {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""What two ranks find where one of them comes late to the first call of a group, or not at all; run by test_late.py.
+"""What two ranks find where one of them comes late to the first call of a group; run by test_late.py.
 
 usage: python -m tests.stof_tvm.parallel.late RANK PORT FOLDER
 """
@@ -30,7 +30,7 @@ def attend(seed: int, group: dist.ProcessGroup) -> str:
 
 
 def calls_after_one_that_a_rank_came_to_late(rank: int, groups: list) -> dict:
-    """Rank 0 catches the error of the first call and goes on; rank 1 begins then."""
+    """The early rank catches the error of its first call and goes on; the late one begins then."""
     found = {}
     for late, group in enumerate(groups):
         dist.barrier()
