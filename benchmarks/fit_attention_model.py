@@ -15,7 +15,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,11 +68,13 @@ class Sweep:
             case = Case.from_row(row)
             if case not in cases:
                 cases.append(case)
-            problem, key = problem_of(case), (case.mask, case.q_len, case.kv_len)
-            if key not in masks:
-                masks[key] = FineMask(compile_mask(Pattern(*key).stof_mask(), problem, FINEST))
+            problem = problem_of(case)
             for label, median in row["median_us"].items():
                 config = config_of(label)
+                key = (case.mask, case.q_len, case.kv_len, config.token_stride)
+                if key not in masks:
+                    stored = compile_mask(Pattern(*key[:3]).stof_mask(), problem, FINEST, config.token_stride)
+                    masks[key] = FineMask(stored)
                 number.append(cases.index(case))
                 configs.append(config)
                 work.append(MODELS[kind_of(config)].work_of(problem, config, masks[key], H200))
@@ -171,7 +173,7 @@ def config_of(label: str) -> BlockWiseConfig | WarpSpecializedConfig:
     numbers = [int(n) for n in re.findall(r"\d+", label)]
     if "warpgroups" in label:
         return WarpSpecializedConfig(numbers[0], numbers[1], numbers[3])
-    return BlockWiseConfig(*numbers, warpgroup=label.endswith("wgmma"))
+    return BlockWiseConfig(*numbers, warpgroup="wgmma" in label)
 
 
 def kind_of(config: BlockWiseConfig | WarpSpecializedConfig) -> str:
@@ -183,7 +185,7 @@ def kind_of(config: BlockWiseConfig | WarpSpecializedConfig) -> str:
 
 def may_be_chosen(config: BlockWiseConfig | WarpSpecializedConfig) -> bool:
     """Whether the template predicts the configuration."""
-    return isinstance(config, WarpSpecializedConfig) or block_wise.is_candidate(config)
+    return isinstance(config, WarpSpecializedConfig) or block_wise.is_candidate(replace(config, token_stride=1))
 
 
 def halves(cases: list[Case]) -> dict[str, np.ndarray]:

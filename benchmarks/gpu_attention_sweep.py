@@ -4,7 +4,8 @@ usage: python benchmarks/gpu_attention_sweep.py --out FILE [--only TEXT …] [--
 
 Kernels and mask operands are made by processes while the GPU times what is ready.  Medians over CUDA-graph replays, of
 inputs that rotate past the L2 cache; every output is poisoned first and checked against float32.  One row a case, with
-a median for each configuration; `fit_attention_model.py` reads them.
+a median for each configuration; `fit_attention_model.py` reads them.  A mask that keeps multiples of a distance alone
+is timed with blocks of tokens that far apart, too.
 
 A GPU at its power limit lowers its clock, by less under kernels that use less power.  So the configurations near the
 best are timed again, each at the clock that lasts.  The others' times are of the first round, which has no breaks: its
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -29,8 +31,11 @@ from benchmarks.gpu_attention import provenance  # noqa: E402
 from benchmarks.peers.cases import GRID_MASKS, GRID_SHAPES, Case, attention_case  # noqa: E402
 from benchmarks.peers.results import write_rows  # noqa: E402
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda  # noqa: E402
+from tir_kernels.attention.mask_forms import compile_mask  # noqa: E402
 from tir_kernels.attention.problem import AttentionProblem  # noqa: E402
 from tir_kernels.attention.warp_specialized import kernel as warp_specialized  # noqa: E402
+from tir_kernels.masks.block_counts import FINEST  # noqa: E402
+from tir_kernels.masks.token_strides import find_token_stride  # noqa: E402
 from tir_kernels.target import parse_target  # noqa: E402
 
 STAGES = (2,)
@@ -72,6 +77,15 @@ def configurations(problem: AttentionProblem, target, wanted: list[str], may_be_
     return [c for c in found if any(text in c.label for text in wanted)]
 
 
+def token_stride_of(case: Case) -> int:
+    """The distance of which a mask keeps multiples alone; 1 where it keeps others, too."""
+    from benchmarks.peers.patterns import Pattern
+
+    mask = Pattern(case.mask, case.q_len, case.kv_len).stof_mask()
+    found = find_token_stride(compile_mask(mask, problem_of(case), FINEST))
+    return found.stride if found is not None and found.near == 0 else 1
+
+
 def build(problem: AttentionProblem, config, folder: str) -> str:
     """Compile one kernel for the GPU present, as engines are: launched while the one before runs.
 
@@ -87,23 +101,29 @@ def build(problem: AttentionProblem, config, folder: str) -> str:
         function = template_of(config).instantiate(problem, config, target).with_attr("global_symbol", "main")
     with target:
         executable = tvm.compile(tvm.IRModule({"main": function}), target=target, tir_pipeline=pipeline_of(target))
-    path = os.path.join(
-        folder, f"{problem.q_heads}-{problem.q_len}-{problem.head_dim}-{config.label.replace(' ', '-')}.so"
-    )
+    name = config.label.replace(" ", "-").replace(",", "")
+    path = os.path.join(folder, f"{problem.q_heads}-{problem.q_len}-{problem.head_dim}-{name}.so")
     executable.export_library(path)
     return path
 
 
+def blocks_of(config) -> tuple[int, int, int]:
+    """What operands are made for: rows and keys of a block, and how far apart its tokens are."""
+    return config.block_m, config.block_n, config.token_stride
+
+
 def operands(cases: list[Case], configs: list, arch: str) -> dict:
-    """For each batch and configuration its operands, for each batch the mask's density; all have one block size."""
+    """For each batch and configuration its operands, for each batch the mask's density.
+
+    All configurations have the same blocks: one size, and tokens as far apart.
+    """
     from benchmarks.peers.patterns import Pattern
-    from tir_kernels.attention.mask_forms import compile_mask
 
     target, found = parse_target(f"cuda -arch={arch}"), {}
     for case in cases:
         problem = problem_of(case)
-        block = configs[0].block_m, configs[0].block_n
-        mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).stof_mask(), problem, block)
+        *block, apart = blocks_of(configs[0])
+        mask = compile_mask(Pattern(case.mask, case.q_len, case.kv_len).stof_mask(), problem, tuple(block), apart)
         made: dict = {}
         for config in configs:
             # Configurations of one template and one block size read the same arrays.
@@ -178,7 +198,9 @@ def measure(case: Case, inputs: Inputs, kernels: dict, prepared: dict, reference
     found, density = {}, None
     sets = inputs.sets(case.batch)
     for config, kernel in kernels.items():
-        some = prepared[config.block_m, config.block_n]
+        if blocks_of(config) not in prepared:  # another mask's
+            continue
+        some = prepared[blocks_of(config)]
         density, taken = some[case.batch], some[case.batch, config.label]
         arrays = [torch.from_numpy(array).cuda() for array in taken.constants]
         arrays += [torch.zeros(shape, dtype=getattr(torch, kind), device="cuda") for shape, kind in taken.workspace]
@@ -237,20 +259,21 @@ def main() -> int:
 
 
 def submit(pool, group: list[Case], target, options, folder) -> tuple[Case, dict, dict[str, dict[tuple, Future]]]:
-    """(case of the largest batch, its kernel of each configuration, operands of each mask and block size)."""
+    """(case of the largest batch, its kernel of each configuration, operands of each mask and kind of block)."""
     largest = max(group, key=lambda case: case.batch)
     problem = problem_of(largest)
     configs = configurations(problem, target, options.configs, options.may_be_chosen)
-    blocks: dict[tuple, list] = {}
-    for config in configs:
-        blocks.setdefault((config.block_m, config.block_n), []).append(config)
-    libraries = {config: pool.submit(build, problem, config, folder) for config in configs}
     arch = str(target.attrs["arch"])
-    masks = {case.mask: [other for other in group if other.mask == case.mask] for case in group}
-    prepared = {
-        m: {block: pool.submit(operands, some, these, arch) for block, these in blocks.items()}
-        for m, some in masks.items()
-    }
+    libraries, prepared = {}, {}
+    for mask in dict.fromkeys(case.mask for case in group):
+        these, blocks = [case for case in group if case.mask == mask], {}
+        apart = token_stride_of(these[0])
+        strided = [replace(c, token_stride=apart) for c in configs if template_of(c).TAKES_TOKEN_STRIDES]
+        for config in configs + strided * (apart > 1):
+            blocks.setdefault(blocks_of(config), []).append(config)
+            if config not in libraries:
+                libraries[config] = pool.submit(build, problem, config, folder)
+        prepared[mask] = {key: pool.submit(operands, these, some, arch) for key, some in blocks.items()}
     return largest, libraries, prepared
 
 

@@ -28,6 +28,7 @@ def test_committed_sweep_covers_every_tile_and_the_grid():
     for tiles, suffix in ((TILES, ""), (WARPGROUP_TILES, " wgmma")):
         for m, n, warps in tiles:
             assert f"{m}x{n} {warps} warps 2 stages{suffix}" in labels
+    assert all(f"{m}x{n} {warps} warps 2 stages, tokens 2 apart" in labels for m, n, warps in TILES)
     specialized = {label for label in labels if "warpgroups" in label}
     assert {label.split()[0] for label in specialized} == {"192x128", "128x128", "128x64", "64x128", "64x64"}
 
@@ -72,7 +73,7 @@ def test_the_committed_coefficients_choose_well(committed_sweep):
     alone = np.array([slowdown for slowdown, _, _ in sweep.choices(fit.FITS, everything, fit.KINDS[:1]).values()])
     assert np.exp(np.log(alone).mean()) < 1.03 and alone.max() < 1.56 and (alone > 1.3).sum() <= 1
     near = sweep.slowdown < 1.1
-    assert np.sqrt((np.log(sweep.predict(fit.FITS) / sweep.us)[near] ** 2).mean()) < 0.055
+    assert np.sqrt((np.log(sweep.predict(fit.FITS) / sweep.us)[near] ** 2).mean()) < 0.058
 
 
 @pytest.mark.slow  # fifteen fits to thousands of times

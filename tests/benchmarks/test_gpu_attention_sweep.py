@@ -12,6 +12,7 @@ from benchmarks.peers.patterns import Pattern
 from tir_kernels.attention.block_wise.cost import TILES
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.block_wise.work import Item
+from tir_kernels.attention.mask_forms import compile_mask
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.work import Item as SpecializedItem
 from tir_kernels.target import parse_target
@@ -45,3 +46,15 @@ def test_operands_are_those_of_each_batch(mask):
             _, first_entries, first_bits = found[1, config.label].constants
             np.testing.assert_array_equal(entries, first_entries)
             np.testing.assert_array_equal(keep_bits, first_bits)
+
+
+@pytest.mark.parametrize("mask, apart", [("dilated_window", 2), ("strided", 1), ("causal", 1), ("none", 1)])
+def test_blocks_of_tokens_apart_are_timed_where_a_mask_keeps_multiples_alone(mask, apart):
+    case = attention_case(1, 12, 256, 64, mask)
+    assert sweep.token_stride_of(case) == apart
+    config = BlockWiseConfig(64, 32, 4, 2, apart, warpgroup=True)
+    assert config_of(config.label) == config
+    stored = compile_mask(Pattern(mask, 256, 256).stof_mask(), sweep.problem_of(case), (64, 32), apart)
+    found = sweep.operands([case], [config], "sm_90a")[1, config.label].constants
+    wanted = sweep.template_of(config).operands(sweep.problem_of(case), config, TARGET, stored).constants
+    assert all(np.array_equal(one, other) for one, other in zip(found, wanted, strict=True))
