@@ -457,6 +457,8 @@ class Engine:
         """Load the program now instead of at the first call; DeviceError without the device."""
         if self._program is None:
             self._program = self._load_program()
+            if self._peers is not None:
+                self._peers.end_with(self._program)
         return self._program
 
     def _run(self, tensors, store: Store) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from typing import ParamSpec, TypeVar
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from stof_tvm.parallel.graphs import end_with
 from stof_tvm.parallel.statuses import Statuses
 from tir_kernels.errors import InputError, ParallelError
 
@@ -68,6 +69,10 @@ class Peers:
         if group is None:
             raise ParallelError(f"rank {self.rank}: the process group was destroyed: build or call with the new one")
         return group
+
+    def end_with(self, program: Callable) -> None:
+        """Drop a program's CUDA graph, if it has one, when the group ends.  Raises nothing."""
+        end_with(self.group, program)
 
     def step(self, name: str, compute: Callable[[], R], told: Callable[[R], dict] = lambda result: {}) -> R:
         """The result of `compute`, once every rank has one.

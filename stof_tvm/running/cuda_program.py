@@ -93,6 +93,12 @@ class CudaProgram:
         self._graph.replay()
         return self._outputs
 
+    def drop_graph(self) -> None:
+        """Forget the graph, if there is one; the next call captures another."""
+        if self._graph is not None:
+            self._graph.reset()
+        self._inputs, self._outputs, self._graph = None, [], None
+
     def _stays(self, number: int, x: torch.Tensor) -> bool:
         """Whether kernels read an input where it is."""
         return number in self._in_place and aligned(x) is x

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from stof_tvm.attention import Options, attend, check_inputs, without_added_dimensions
 from stof_tvm.given_masks import NO_MASK, GivenMask, given_mask
+from stof_tvm.launches.counters import is_captured
 from stof_tvm.masks.mask import Mask
 from stof_tvm.masks.runtime.rule import Rule
 from stof_tvm.parallel.contents import checksum_of
@@ -89,6 +90,8 @@ class _Call:
             )
 
     def __call__(self, q, k, v, sink, options: Options, peers: Peers) -> tuple[torch.Tensor, ...]:
+        if is_captured(k.device):
+            _in_graphs.add(self)
         transfer = None
         if self.exchange.is_needed:
             with peers.answering(EXCHANGE):
@@ -186,3 +189,4 @@ def _but_tokens(x: torch.Tensor) -> tuple[int, int, int]:
 
 
 _calls: "weakref.WeakKeyDictionary[dist.ProcessGroup, BoundedCache[_Call]]" = weakref.WeakKeyDictionary()
+_in_graphs: set[_Call] = set()  # calls whose indices of rows a graph reads, for nobody tells when it is gone

@@ -14,7 +14,6 @@ from stof_tvm.parallel.context.plan import ContextPlan
 from stof_tvm.parallel.context.site_attentions import SiteAttentions
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.report import Report, Verification
-from stof_tvm.running.cuda_program import CudaProgram
 from stof_tvm.running.states import Store
 from stof_tvm.signature import wrong_tensor
 from tir_kernels.errors import InputError, UnsupportedError
@@ -185,8 +184,7 @@ class ContextEngine(Engine):
     def prepare(self):
         """Load the rank's program now instead of at the first call; DeviceError without the device."""
         program = self._row.prepare()
-        if isinstance(program, CudaProgram):
-            program.why_no_graph = "ranks exchange keys in it, which was not captured before"
+        self._ranks.end_with(program)
         return program
 
     def cuda_source(self) -> str:

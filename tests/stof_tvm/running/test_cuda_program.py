@@ -80,6 +80,9 @@ class FakeGraph:
         if self.gpu.refuses:
             raise RuntimeError("the capture was interrupted")
 
+    def reset(self):
+        self.kernels = None
+
     def replay(self):
         for kernel in self.kernels:
             kernel()
@@ -102,6 +105,17 @@ def test_the_first_call_runs_and_later_ones_replay(gpu, program):
         assert torch.equal(out, 2 * x)
     assert program.is_captured and gpu.captured == 1
     assert gpu.launches == 2, "once as it is and once into the graph"
+
+
+def test_a_graph_that_is_dropped_is_captured_again(gpu, program):
+    program.drop_graph()
+    for number in range(4):
+        if number == 2:
+            program.drop_graph()
+            assert not program.is_captured
+        x = torch.full((10,), float(number))
+        assert torch.equal(program([x])[0], 2 * x)
+    assert program.is_captured and gpu.captured == 2
 
 
 def test_blocks_are_aligned_and_apart(gpu):
