@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,20 @@ class Layout:
     def __init__(self, owner: np.ndarray, way: str):
         self.owner, self.way = owner, way
         self.digest = hashlib.sha256(owner.astype("<i8").tobytes()).hexdigest()
+        self._on_device: dict[tuple, torch.Tensor] = {}  # a copy in each call would wait for the GPU
+
+    def tokens_on(self, device: torch.device, rank: int) -> torch.Tensor:
+        """The tokens of a rank, int64 (n,), on a device; not to be written to."""
+        return self._kept(device, rank, lambda: np.flatnonzero(self.owner == rank))
+
+    def places_on(self, device: torch.device) -> torch.Tensor:
+        """Where each token is among those of rank 0, then of rank 1 …: int64 (length,); not to be written to."""
+        return self._kept(device, None, lambda: np.argsort(np.argsort(self.owner, kind="stable")))
+
+    def _kept(self, device: torch.device, rank: int | None, make: Callable[[], np.ndarray]) -> torch.Tensor:
+        if (device, rank) not in self._on_device:
+            self._on_device[device, rank] = torch.from_numpy(make()).to(device)
+        return self._on_device[device, rank]
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,9 +136,12 @@ class ContextPlan:
 
         Raises InputError for a rank that is not in the plan.
         """
+        self._check_rank(rank)
+        return np.flatnonzero(self.owner == rank)
+
+    def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.ranks:
             raise InputError(f"rank {rank} is not in 0…{self.ranks - 1}")
-        return np.flatnonzero(self.owner == rank)
 
     def tokens(self, rank: int) -> torch.Tensor:
         """The tokens of a rank, ascending, int64 (n,): those of q, k, v and the output there.
@@ -150,7 +167,8 @@ class ContextPlan:
             `x` has another number of tokens, or the plan no such rank.
         """
         self._check_dim(x, dim, self.length)
-        return x.index_select(dim, self.tokens(rank).to(x.device))
+        self._check_rank(rank)
+        return x.index_select(dim, self.layout.tokens_on(x.device, rank))
 
     def unshard(self, parts: Sequence[torch.Tensor], dim: int = -2) -> torch.Tensor:
         """The tensor of the whole sequence from the parts of all ranks, in order of ranks: (…, length, …), any dtype.
@@ -168,11 +186,10 @@ class ContextPlan:
         """
         if len(parts) != self.ranks:
             raise InputError(f"a plan for {self.ranks} ranks has as many parts, got {len(parts)}")
-        for rank, part in enumerate(parts):
-            self._check_dim(part, dim, len(self.positions(rank)))
-        order = np.argsort(np.concatenate([self.positions(rank) for rank in range(self.ranks)]))
+        for part, tokens in zip(parts, np.bincount(self.owner, minlength=self.ranks), strict=True):
+            self._check_dim(part, dim, int(tokens))
         whole = torch.cat(list(parts), dim)
-        return whole.index_select(dim, torch.from_numpy(order).to(whole.device))
+        return whole.index_select(dim, self.layout.places_on(whole.device))
 
     def _check_dim(self, x, dim: int, tokens: int) -> None:
         if not isinstance(x, torch.Tensor) or not -x.dim() <= dim < x.dim() or x.shape[dim] != tokens:
