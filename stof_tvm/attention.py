@@ -170,8 +170,9 @@ def sparse_attention(
     Raises InputError (shape, dtype, device), MaskError (the mask), UnsupportedError (no kernel), DeviceError (no GPU),
     TuningLogError (a log that is missing or damaged), ParallelError (another rank of the group failed or did not
     answer).
-    On a GPU a CUDA graph may capture a call without a group once an ordinary one has had the same mask, shapes and
-    options.  What the mask needs then stays in the GPU's memory for as long as the process runs.
+    On a GPU a CUDA graph may capture a call once an ordinary one has had the same mask, shapes and options.  What the
+    mask needs then stays in the GPU's memory for as long as the process runs.  With a group, all ranks capture the call
+    and replay it together, and delete the graph before they destroy the group.
     Inference only: raises InputError if autograd would have to record the call, and for tensors without data, as
     torch.export and torch.vmap have.  In a function that torch.compile compiles, it runs between two graphs.
     """
