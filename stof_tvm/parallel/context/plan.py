@@ -38,18 +38,28 @@ class Layout:
         self.digest = hashlib.sha256(owner.astype("<i8").tobytes()).hexdigest()
         self._on_device: dict[tuple, torch.Tensor] = {}  # a copy in each call would wait for the GPU
 
-    def tokens_on(self, device: torch.device, rank: int) -> torch.Tensor:
-        """The tokens of a rank, int64 (n,), on a device; not to be written to."""
-        return self._kept(device, rank, lambda: np.flatnonzero(self.owner == rank))
+    def tokens_for(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        """The tokens of a rank, int64 (n,), where a tensor is; not to be written to."""
+        return self._index(x, rank, lambda: np.flatnonzero(self.owner == rank))
 
-    def places_on(self, device: torch.device) -> torch.Tensor:
+    def places_for(self, x: torch.Tensor) -> torch.Tensor:
         """Where each token is among those of rank 0, then of rank 1 …: int64 (length,); not to be written to."""
-        return self._kept(device, None, lambda: np.argsort(np.argsort(self.owner, kind="stable")))
+        return self._index(x, None, lambda: np.argsort(np.argsort(self.owner, kind="stable")))
 
-    def _kept(self, device: torch.device, rank: int | None, make: Callable[[], np.ndarray]) -> torch.Tensor:
-        if (device, rank) not in self._on_device:
-            self._on_device[device, rank] = torch.from_numpy(make()).to(device)
-        return self._on_device[device, rank]
+    def _index(self, x: torch.Tensor, rank: int | None, make: Callable[[], np.ndarray]) -> torch.Tensor:
+        key = x.device, rank
+        if key in self._on_device and _is_plain(x):
+            return self._on_device[key]
+        with torch.inference_mode(False):  # autograd records later calls
+            index = torch.from_numpy(make()).to(x.device)
+        if _is_plain(x) and _is_plain(index):
+            self._on_device[key] = index
+        return index
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor has data of its own; one of a trace is of no use to another call."""
+    return type(x) is torch.Tensor and not torch.compiler.is_compiling()
 
 
 @functools.lru_cache(maxsize=64)
@@ -168,7 +178,7 @@ class ContextPlan:
         """
         self._check_dim(x, dim, self.length)
         self._check_rank(rank)
-        return x.index_select(dim, self.layout.tokens_on(x.device, rank))
+        return x.index_select(dim, self.layout.tokens_for(x, rank))
 
     def unshard(self, parts: Sequence[torch.Tensor], dim: int = -2) -> torch.Tensor:
         """The tensor of the whole sequence from the parts of all ranks, in order of ranks: (…, length, …), any dtype.
@@ -189,7 +199,7 @@ class ContextPlan:
         for part, tokens in zip(parts, np.bincount(self.owner, minlength=self.ranks), strict=True):
             self._check_dim(part, dim, int(tokens))
         whole = torch.cat(list(parts), dim)
-        return whole.index_select(dim, self.layout.places_on(whole.device))
+        return whole.index_select(dim, self.layout.places_for(whole))
 
     def _check_dim(self, x, dim: int, tokens: int) -> None:
         if not isinstance(x, torch.Tensor) or not -x.dim() <= dim < x.dim() or x.shape[dim] != tokens:

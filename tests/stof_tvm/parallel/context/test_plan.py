@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stof_tvm import masks
 from stof_tvm.errors import InputError, MaskError
@@ -129,3 +130,36 @@ def test_heads_that_do_not_divide():
     plan = context_plan(masks.per_head([masks.causal(), masks.strided(5), masks.sliding_window(3)]), 128, 2)
     with pytest.raises(MaskError, match="3 heads, no multiple of the 2 of k"):
         plan.classes(2)
+
+
+def test_what_is_kept_for_one_call_suits_every_other():
+    """Indices made in inference mode, or while a model is traced, are not those of a call that autograd records."""
+    plan, x = context_plan(masks.causal(), 512, 2), torch.randn(2, 512, 8)
+
+    def there_and_back(x):
+        return plan.unshard([plan.shard(x, rank) for rank in range(2)])
+
+    with torch.inference_mode():
+        assert torch.equal(there_and_back(x), x)
+    y = x.clone().requires_grad_()
+    there_and_back(y).sum().backward()
+    assert torch.equal(y.grad, torch.ones_like(x))
+    other = context_plan(masks.causal(), 256, 2)
+    with FakeTensorMode():
+        with pytest.raises(AssertionError, match="Fake"):
+            other.shard(x[:, :256], 0)  # PyTorch's refusal of what is no fake tensor
+        assert there_and_back(torch.empty(2, 512, 8)).shape == (2, 512, 8)
+    assert torch.equal(there_and_back(x), x)
+    assert torch.equal(other.shard(x[:, :256], 0), x[:, other.tokens(0)])
+    assert torch.equal(torch.func.vmap(there_and_back)(x), x)
+
+
+def test_a_traced_model_may_shard():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return plan.unshard([2 * plan.shard(x, rank) for rank in range(2)])
+
+    plan, x = context_plan(masks.causal(), 512, 2), torch.randn(2, 512, 8)
+    for _ in range(2):  # indices are kept from the second call on
+        assert torch.equal(torch.export.export(Model(), (x,)).module()(x), 2 * x)
+        assert torch.equal(Model()(x), 2 * x)
