@@ -2,7 +2,7 @@
 
 NCCL ends a communicator only once no graph holds one of its kernels; until then `destroy_process_group()` waits, for
 ever where an engine lives as long as the process.  torch.distributed calls `ProcessGroup.shutdown`, or `abort`, and has
-no hook before it, so the class's two methods are wrapped, once an engine of ranks has a graph.
+no hook before it, so the class's two methods are wrapped, once an engine of ranks runs on a GPU.
 """
 
 import functools

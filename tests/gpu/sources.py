@@ -49,10 +49,12 @@ def fingerprint() -> str:
 
     Comments and docstrings decide nothing, nor do predicted times, as a case names its configuration.
     """
-    here = Path(__file__).parent
+    here, package = Path(__file__).parent, Path(__file__).parents[2] / "tir_kernels"
     cases = [path for path in here.glob("*_cases.py") if not path.name.startswith("test_")]
-    kernels = (here.parents[1] / "tir_kernels").rglob("*.py")
-    files = [*(path for path in kernels if path.name != "cost.py" and "prediction" not in path.parts), *cases]
+    kernels = [
+        path for path in package.rglob("*.py") if not {"cost.py", "prediction"} & {*path.relative_to(package).parts}
+    ]
+    files = [*kernels, *cases]
     texts = (decisive(path.read_text()) for path in sorted(files))
     return hashlib.sha256("\n".join([tvm.__version__, *texts]).encode()).hexdigest()
 

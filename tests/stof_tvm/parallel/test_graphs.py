@@ -1,13 +1,16 @@
 """CUDA graphs with a group's collectives are gone before the group is: NCCL would wait for them for ever."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from stof_tvm.engine import Engine
 from stof_tvm.parallel import graphs
 from stof_tvm.parallel.context.attention import _Call
+from stof_tvm.parallel.context.engine import ContextEngine
 from stof_tvm.parallel.ranks import Peers
 from stof_tvm.running.cuda_program import CudaProgram
 
@@ -58,11 +61,13 @@ def test_programs_are_not_kept(group):
     assert not seen
 
 
-def test_an_engine_of_ranks_ends_with_its_group(group):
-    seen, program = [], None
-    peers = Peers(group)
-    program = Program(group, seen)
-    peers.end_with(program)
+@pytest.mark.parametrize("kind", [Engine, ContextEngine])
+def test_an_engine_of_ranks_ends_with_its_group(kind, group):
+    seen: list = []
+    program, peers, engine = Program(group, seen), Peers(group), kind.__new__(kind)
+    engine._program, engine._load_program, engine._peers = None, lambda: program, peers
+    engine._row, engine._ranks = SimpleNamespace(prepare=lambda: program), peers
+    assert [engine.prepare() for _ in range(2)] == [program, program]
     dist.destroy_process_group()
     assert seen == [1]
 
