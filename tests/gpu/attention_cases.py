@@ -319,6 +319,10 @@ def _specialized_cases(packed) -> list[Case]:
             cases.append(Case(problem(257, 331, dim=dim, dtype="bfloat16"), config, "random"))
             cases.append(Case(problem(200, 1500, dim=dim, gives_lse=True), config, "longformer"))
             cases.append(Case(problem(300, batch=3, heads=6, kv_heads=1, dim=dim), config, "window/per-batch-head"))
+            if dim in (64, 80, 128):  # classes of tokens of one size, and of two
+                near, far = replace(config, token_stride=2), replace(config, token_stride=32)
+                cases.append(Case(problem(1024, dim=dim, heads=3, gives_lse=True), near, "dilated"))
+                cases.append(Case(problem(515, 700, dim=dim, continues=True, gives_lse=True), far, "strided"))
     for config in (specialized.Config(128, 128, 2), specialized.Config(192, 128, 2)):
         dim = 128 if config.block_m == 128 else 64
         masks = ("full", "causal", "document", "empty-rows", "one-element", "dilated")
@@ -344,6 +348,11 @@ def _specialized_cases(packed) -> list[Case]:
         sink = dict(sink_dtype="float32", gives_lse=True)
         cases.append(Case(problem(192, 331, dim=dim, **sink), config, "empty-rows"))
         cases.append(Case(problem(200, 1500, dim=dim, **sink), config, "longformer"))
+        apart = replace(config, token_stride=7)
+        cases.append(Case(problem(203, layouts=packed_views(2, 203, 4, 2, dim), **given), apart, "dilated"))
+        cases.append(Case(problem(600, 515, continues=True, **given, **sink), apart, "bigbird"))
+        cases.append(Case(problem(515, 700, dim=dim, key_counts=1), apart, "strided"))
+        cases.append(Case(problem(40, 2500, dim=dim, softcap=20.0), replace(config, token_stride=2), "empty-rows-far"))
         full = (2, 3, 203, 331)
         for shape in (full, (2, 1, 1, 331), (1, 1, 203, 1)):
             with_bias = problem(203, 331, batch=2, heads=3, dim=dim, bias_shape=shape)

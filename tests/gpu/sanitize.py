@@ -77,6 +77,8 @@ def _cases_for(target) -> list[Case]:
         (problem(70, 1500, gives_lse=True, sink_dtype="float32"), "longformer", None),
     ):
         found += [Case(given, config, mask, bias) for config in _specialized(given, target)]
+    for given in (problem(150, 203, gives_lse=True), problem(150, continues=True)):
+        found += [Case(given, replace(config, token_stride=4), "dilated") for config in _specialized(given, target)]
     decoding = problem(3, 2500, heads=4, kv_heads=2, gives_lse=True, sink_dtype="float32")
     found.append(Case(decoding, row_wise_cuda.configs(decoding, target)[0], "random"))
     return found

@@ -153,7 +153,7 @@ def _choose_predicted(
     best_us = best.predicted_us
     reason = f"predicted {best_us:.0f} µs"
     if may_stride and mask is not None and (usual := [c for c in (best, *others) if c.template.TAKES_TOKEN_STRIDES]):
-        strided = _choose_token_stride(usual[0], mask, target, kernel)
+        strided = _choose_token_stride(usual, mask, target, kernel)
         if strided is not None and strided.predicted_us < best_us:
             return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")
     if others:
@@ -165,22 +165,24 @@ def _choose_predicted(
     return replace(best, reason=reason)
 
 
-def _choose_token_stride(usual: Choice, mask: MaskLike, target, kernel: str | None) -> Choice | None:
-    """The best choice of the same template with blocks of tokens at a stride; None if the mask has no stride.
+def _choose_token_stride(usual: list[Choice], mask: MaskLike, target, kernel: str | None) -> Choice | None:
+    """The best choice with blocks of tokens at a stride; None if the mask has no stride.
 
-    `usual` is the template's choice with tokens in the usual order.  The part within a window, if there is one, is
-    computed first, in the usual order, by any template.
+    `usual` are the choices, the best first, with tokens in the usual order, of the templates that take strides.  The
+    part within a window, if there is one, is computed first, in the usual order, by any template.
     """
-    found = find_token_stride(usual.mask)
+    problem = usual[0].problem
+    found = find_token_stride(usual[0].mask)
     if found is None:
         return None
-    template, problem = usual.template, usual.problem
-    if found.near == 0:
-        return _best(template, MaskForms(problem, mask, found.stride), target)
-    near, far = _parts_at(problem, mask, found.near)
+    near, far = _parts_at(problem, mask, found.near) if found.near else (None, (problem, mask))
+    forms = MaskForms(*far, found.stride)
+    able = [c.template for c in usual if c.template.unsupported(far[0], target) is None]
+    rest = min((_best(t, forms, target) for t in able), key=lambda choice: choice.predicted_us)
+    if near is None:
+        return rest
     able = [t for t in templates_for(target, kernel) if t.unsupported(near[0], target) is None]
     first = min((_best(t, MaskForms(*near), target) for t in able), key=lambda choice: choice.predicted_us)
-    rest = _best(template, MaskForms(*far, found.stride), target)
     return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
 
 

@@ -53,7 +53,7 @@ struct Buffer {
 };
 
 struct CUtensorMap {  // the arguments of cuTensorMapEncodeTiled from the address on
-  uint64_t start, rank, fields[19];
+  uint64_t start, rank, fields[23];
 };
 
 extern Index threadIdx, blockIdx;

@@ -130,7 +130,7 @@ def tensor_map(array: np.ndarray, offset: int, fields: tuple[int, ...]) -> np.nd
     )
     assert (strides % 16 == 0).all() and (strides > 0).all() and (strides < 2**40).all()
     assert modes[0] == 0 and modes[1] in (1, 2, 3) and box[0] * 2 <= 16 << modes[1] and modes[3] == 0
-    encoded = np.zeros(21, np.uint64)
+    encoded = np.zeros(25, np.uint64)
     encoded[: 2 + len(fields)] = [start, rank, *fields]
     return encoded
 

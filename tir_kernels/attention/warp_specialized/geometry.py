@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from tir_kernels.attention.geometry import AttentionGeometry
 from tir_kernels.attention.problem import AttentionProblem
@@ -37,14 +36,15 @@ class WarpSpecializedConfig:
     """Tile sizes of one instance: a warpgroup for each 64 of block_m query rows, `together` blocks of block_n keys.
 
     A tile of keys holds `together` listed blocks, which need not be neighbours: narrow blocks are multiplied as fast as
-    wide ones.  `stages` tiles of K, and as many of V, are in shared memory at once.
+    wide ones.  `stages` tiles of K, and as many of V, are in shared memory at once.  The rows of a block and its keys
+    are tokens that are `token_stride` apart (token_blocks.py).
     """
 
     block_m: int
     block_n: int
     stages: int
     together: int = 1
-    token_stride: ClassVar[int] = 1
+    token_stride: int = 1
 
     @property
     def tile_n(self) -> int:
@@ -55,7 +55,8 @@ class WarpSpecializedConfig:
     def label(self) -> str:
         """The configuration as reports show it: "128x128 2 warpgroups 2 stages"."""
         keys = str(self.block_n) if self.together == 1 else f"({self.together}*{self.block_n})"
-        return f"{self.block_m}x{keys} {self.block_m // WARPGROUP_ROWS} warpgroups {self.stages} stages"
+        text = f"{self.block_m}x{keys} {self.block_m // WARPGROUP_ROWS} warpgroups {self.stages} stages"
+        return text if self.token_stride == 1 else f"{text}, tokens {self.token_stride} apart"
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ class Geometry(AttentionGeometry):
 
         Block rows of 128 begin where blocks of keys, and often a mask's own blocks, begin: 64 rows before that, each
         would have the tiles of two.  Those of 192 meet them anyhow.  Block rows that are listed on the device begin at
-        the first token.
+        the first token, and so do those of tokens that are apart.
         """
-        if self.config.block_m != UNALIGNED_ROWS or self.problem.block_map is not None:
+        apart = self.config.token_stride > 1
+        if self.config.block_m != UNALIGNED_ROWS or self.problem.block_map is not None or apart:
             return 0
         needed = -(-self.problem.q_len // WARPGROUP_ROWS)  # warpgroups
         return -needed % self.warpgroups * WARPGROUP_ROWS

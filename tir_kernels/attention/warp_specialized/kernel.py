@@ -57,7 +57,7 @@ from tir_kernels.template import Operands
 
 NAME = "warp-specialized"
 TARGET_KIND = "cuda"
-TAKES_TOKEN_STRIDES = False
+TAKES_TOKEN_STRIDES = True
 TILE_N = 128  # keys of a tile of several blocks
 Config = WarpSpecializedConfig
 OUTPUT_BARRIER = 4  # number of the barrier among the threads of all warpgroups that compute
@@ -127,7 +127,8 @@ def predict_us(
     problem: AttentionProblem, config: Config, target: tvm.target.Target, forms: MaskForms | None = None
 ) -> float:
     """Predicted microseconds of the kernel for a mask."""
-    return cost.predict_us(problem, config, (forms or MaskForms(problem)).fine, gpu_of(target))
+    fine = (forms or MaskForms(problem, None, config.token_stride)).fine
+    return cost.predict_us(problem, config, fine, gpu_of(target))
 
 
 def operands(
@@ -138,7 +139,7 @@ def operands(
     With a block map, whose lists `plan` computes, these are the lists of all that the mask keeps.
     """
     if mask is None:
-        mask = MaskForms(problem).stored((config.block_m, config.block_n))
+        mask = MaskForms(problem, None, config.token_stride).stored((config.block_m, config.block_n))
     gpu = gpu_of(target)
     g = Geometry(problem, config)
     ctas = g.grid_size(gpu)
@@ -296,7 +297,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
         base = T.meta_var(shared_memory(g.shared_bytes, align=1024))
         ring.initialize(base, thread)
         if thread == g.threads:
-            prefetch_maps((q_map, k_map, v_map))
+            prefetch_maps([*q_map.maps, *k_map.maps, *v_map.maps])
         T.ptx["griddepcontrol.wait"]()
         if thread >= g.threads:
             if g.trades_registers:
@@ -368,7 +369,7 @@ def instantiate(problem: AttentionProblem, config: Config, target: tvm.target.Ta
                 full = T.meta_var(place[Item.FULL])
                 end = T.meta_var(place[Item.END])
                 first_row, splits, split_number, first_slot = T.meta_var([rest[i] for i in range(4)])
-                warp_row = T.meta_var(first_row + warp * 16)
+                warp_row = T.meta_var(first_row + warp * (16 * config.token_stride))
                 consumer.reset(state)
                 for i in T.unroll(4 * g.value_tiles):
                     acc[i] = T.float32(0)

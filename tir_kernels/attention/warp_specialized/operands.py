@@ -9,6 +9,7 @@ from tir_kernels.attention.warp_specialized.work import EVERYTHING, NOTHING, lis
 from tir_kernels.cuda.device import GPU
 from tir_kernels.masks.block_sparse import BlockSparseMask
 from tir_kernels.masks.leading_rows import with_leading_rows
+from tir_kernels.masks.token_blocks import first_tokens
 
 READ_AHEAD = 1  # tiles whose list entries are read past an item's last
 
@@ -37,7 +38,9 @@ def warp_specialized_operands(
     listed = listed_blocks(mask, together)
     items, n_slots = plan_items(mask, listed, problem, gpu, ctas, mask.block_n * together, leading_rows)
     entries = np.tile(np.array([0, -1], np.int32), (len(listed.part) + READ_AHEAD * together, 1))
-    entries[: len(listed.part)] = np.stack([listed.column * mask.block_n, listed.part], axis=1)
+    behind_all = mask.n_block_cols * mask.block_n * mask.token_stride
+    first_key = np.append(first_tokens(mask.kv_len, mask.block_n, mask.token_stride), behind_all)
+    entries[: len(listed.part)] = np.stack([first_key[listed.column], listed.part], axis=1)
     workspace = warp_specialized_workspace(problem, mask.block_m, max(1, n_slots))
     return [items, entries, keep_bits_of(mask, together)], workspace
 

@@ -1,10 +1,13 @@
 """The thread of the warp-specialized kernel that copies: it takes items and sends their queries, keys and values.
 
 All copies are the tensor memory accelerator's.  Each operand has a map of four dimensions (dim, token, head, batch), so
-rows past the end of a head arrive as zeros, and so do columns past a head's size.
+rows past the end of a head arrive as zeros, and so do columns past a head's size.  With a token stride a map has five
+(dim, position, class, head, batch): position p of class c is token c + p * stride.  Where some classes have a position
+more than others, those have a map of their own.
 """
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
@@ -15,12 +18,12 @@ from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda.ptx import address
 from tir_kernels.cuda.shared_tiles import ELEMENT_BYTES, PanelTile
 
-COPY = "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+COPY = "cp.async.bulk.tensor.{}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 COPY_LINE = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 # Arguments of the driver's cuTensorMapEncodeTiled.
 NO_INTERLEAVE, PROMOTE_256B, ZERO_FILL = 0, 3, 0
 SWIZZLES = {128: 3, 64: 2, 32: 1}  # by the bytes of a box's row
-RANK = 4
+
 
 
 def strides(problem: AttentionProblem, operand: str) -> tuple[int, int, int]:
@@ -35,60 +38,100 @@ def strides(problem: AttentionProblem, operand: str) -> tuple[int, int, int]:
     return steps["b"], steps["h"], steps["s"]
 
 
+def class_sizes(tokens: int, stride: int) -> list[int]:
+    """The positions that classes of tokens have, the largest number first: one or two numbers.
+
+    The first `tokens % stride` classes have the most.
+    """
+    return sorted({-(-tokens // stride), max(tokens // stride, 1)}, reverse=True)
+
+
 def tensor_map_fields(
-    problem: AttentionProblem, operand: str, tile: PanelTile, rows: int | None = None
+    problem: AttentionProblem,
+    operand: str,
+    tile: PanelTile,
+    rows: int | None = None,
+    stride: int = 1,
+    positions: int | None = None,
 ) -> tuple[int, ...]:
-    """Fields of the map of "q", "k" or "v", copied to panels of a tile: sizes, strides, box, modes.
+    """Fields of a map of "q", "k" or "v", copied to panels of a tile: sizes, strides, box, modes.
 
     So many `rows` are copied at a time, all of the tile's by default.  A repeated batch entry or head is a dimension of
-    size 1.
+    size 1.  With a token `stride` above 1, the map is that of classes of so many `positions`.
     """
     batch, heads, tokens, dim = problem.logical_shape(operand)
     by_batch, by_head, by_token = strides(problem, operand)
-    sizes = (dim, tokens, heads if by_head else 1, batch if by_batch else 1)
     unused = by_token or dim  # the distance of what there is only one of: any that a map may have
-    distances = (by_token or dim, by_head or unused, by_batch or unused)
-    box, steps = (tile.panel, rows or tile.rows, 1, 1), (1,) * RANK
+    # (size, elements from one to the next) of every dimension after the first
+    of_tokens = [(tokens, unused)]
+    if stride > 1:
+        of_tokens = [(positions or tokens, unused * stride), (min(stride, tokens), unused)]
+    outer = [*of_tokens, (heads if by_head else 1, by_head or unused), (batch if by_batch else 1, by_batch or unused)]
+    sizes, distances = zip(*outer)
+    one_each = (1,) * (len(outer) - 1)
+    box, steps = (tile.panel, rows or tile.rows, *one_each), (1, 1, *one_each)
     modes = (NO_INTERLEAVE, SWIZZLES[tile.pitch], PROMOTE_256B, ZERO_FILL)
-    return (*sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes)
+    return (dim, *sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes)
 
 
-def tensor_maps(g: Geometry, q, k, v) -> list:
+class OperandMaps(NamedTuple):
+    """The maps of an operand: one, or with a token stride one for each size of a class."""
+
+    operand: str
+    maps: list
+    tokens: int
+    repeated: list[bool]  # whether all batch entries, heads, tokens are one
+
+
+def tensor_maps(g: Geometry, q, k, v) -> list[OperandMaps]:
     """The maps of q, k and v, which the host encodes before each launch; call it while a kernel is parsed."""
     buffers, tiles = {"q": q, "k": k, "v": v}, {"q": g.q_tile, "k": g.k_tile, "v": g.v_tile}
     rows = {"q": g.config.block_m, "k": g.config.block_n, "v": g.config.block_n}
-    maps = {name: T.let[T.handle("tensormap")].as_var() for name in buffers}
-    for name, tensor_map in maps.items():
-        T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map", tensor_map))
-    for name, tensor_map in maps.items():
+    stride, found = g.config.token_stride, []
+    for name in buffers:
+        tokens = g.problem.logical_shape(name)[2]
+        maps = [T.let[T.handle("tensormap")].as_var() for _ in class_sizes(tokens, stride)]
+        for suffix, tensor_map in zip(("", "_of_fewer"), maps):
+            T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map{suffix}", tensor_map))
+        found.append(OperandMaps(name, maps, tokens, [step == 0 for step in strides(g.problem, name)]))
+    for name, maps, tokens, _ in found:
         layout = getattr(g.problem.layouts, name)
         offset = layout.offset if isinstance(layout, View) else 0
         start = buffers[name].ptr_to([offset]) if offset else buffers[name].data
-        fields = tensor_map_fields(g.problem, name, tiles[name], rows[name])
-        encode = "runtime.cuTensorMapEncodeTiled"
-        T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, RANK, start, *fields))
-    return list(maps.values())
+        for tensor_map, positions in zip(maps, class_sizes(tokens, stride)):
+            fields = tensor_map_fields(g.problem, name, tiles[name], rows[name], stride, positions)
+            encode, rank = "runtime.cuTensorMapEncodeTiled", (len(fields) - 3) // 4
+            T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, rank, start, *fields))
+    return found
 
 
 def producer_functions(g: Geometry, rings, ring):
     """`look_up`, `send_item` and `send_blocks` for each item, `send_values` and `send_end` after the last."""
-    problem, group, together = g.problem, g.problem.group, g.config.together
-    repeats = {name: [step == 0 for step in strides(problem, name)] for name in "qkv"}
+    problem, group, together, stride = g.problem, g.problem.group, g.config.together, g.config.token_stride
 
     def kv_head(q_head):
         """(head, batch entry) of the keys and values of a head of q."""
         return q_head % problem.q_heads // group, q_head // problem.q_heads
 
+    def map_of(operand: OperandMaps, token):
+        """Address of the map for the class that a token is of."""
+        largest, *others = [T.address_of(tensor_map) for tensor_map in operand.maps]
+        return T.Select(T.truncmod(token, stride) < operand.tokens % stride, largest, *others) if others else largest
+
+    def places_of(token):
+        """The coordinates of a token."""
+        return [token] if stride == 1 else [T.truncdiv(token, stride), T.truncmod(token, stride)]
+
     @T.inline
-    def copy_tile(tile: PanelTile, to, tensor_map, repeated, row, head, batch, arrived):
+    def copy_tile(tile: PanelTile, to, operand: OperandMaps, row, head, batch, arrived):
         for panel in T.unroll(tile.panels):
-            T.ptx[COPY](
+            T.ptx[COPY.format(4 if stride == 1 else 5)](
                 address(to + panel * tile.panel_bytes),
-                T.address_of(tensor_map),
+                map_of(operand, row),
                 panel * tile.panel,
-                row,
-                0 if repeated[1] else head,
-                0 if repeated[0] else batch,
+                *places_of(row),
+                0 if operand.repeated[1] else head,
+                0 if operand.repeated[0] else batch,
                 arrived,
             )
 
@@ -117,7 +160,7 @@ def producer_functions(g: Geometry, rings, ring):
         T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.q_tile.size + ITEM_BYTES))
         T.ptx[COPY_LINE](item_field(base, t, 0), items.ptr_to([item, 0]), T.uint32(ITEM_BYTES), arrived)
         copy_tile(
-            g.q_tile, base + rings.q.stage(t) * g.q_bytes, q_map, repeats["q"],
+            g.q_tile, base + rings.q.stage(t) * g.q_bytes, q_map,
             work[3], work[0] % problem.q_heads, work[0] // problem.q_heads, arrived,
         )  # fmt: skip
 
@@ -134,12 +177,12 @@ def producer_functions(g: Geometry, rings, ring):
         return first if together == 1 else entries[tile * together + i, field]
 
     @T.inline
-    def copy_blocks(shared: PanelTile, to, tensor_map, repeated, entries, tile, first_key, head, batch, arrived):
+    def copy_blocks(shared: PanelTile, to, operand: OperandMaps, entries, tile, first_key, head, batch, arrived):
         """Copy the blocks of a tile."""
         for i in T.unroll(together):
             start = T.meta_var(to + i * (g.config.block_n * shared.pitch))
             key = T.meta_var(field_of(entries, tile, i, 0, first_key))
-            copy_tile(shared, start, tensor_map, repeated, key, head, batch, arrived)
+            copy_tile(shared, start, operand, key, head, batch, arrived)
 
     @T.inline
     def send_keep_bits(base, keep_bits, entries, tile, part, stage, arrived):
@@ -165,7 +208,7 @@ def producer_functions(g: Geometry, rings, ring):
         else:
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.k_tile.size))
         to = T.meta_var(base + g.k_offset + stage * g.k_tile.size)
-        copy_blocks(g.k_tile, to, k_map, repeats["k"], entries, tile, first_key, head, batch, arrived)
+        copy_blocks(g.k_tile, to, k_map, entries, tile, first_key, head, batch, arrived)
 
     @T.inline
     def send_values(base, v_map, entries, sent, c):
@@ -176,7 +219,7 @@ def producer_functions(g: Geometry, rings, ring):
             T.ptx["mbarrier.arrive.expect_tx.shared::cta.b64"](arrived, T.uint32(g.v_tile.size))
             to = T.meta_var(base + g.v_offset + rings.v.stage(c - 1) * g.v_tile.size)
             head, batch = T.meta_var(kv_head(sent[0]))
-            copy_blocks(g.v_tile, to, v_map, repeats["v"], entries, sent[2], sent[1], head, batch, arrived)
+            copy_blocks(g.v_tile, to, v_map, entries, sent[2], sent[1], head, batch, arrived)
 
     @T.inline
     def send_blocks(base, k_map, v_map, entries, keep_bits, work, entry, sent, c, take):

@@ -8,7 +8,7 @@ from tir_kernels.attention.problem import AttentionProblem, BlockMap, Layouts, V
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry
 from tir_kernels.attention.warp_specialized.operands import READ_AHEAD, warp_specialized_operands
-from tir_kernels.attention.warp_specialized.producer import tensor_map_fields
+from tir_kernels.attention.warp_specialized.producer import class_sizes, tensor_map_fields
 from tir_kernels.attention.warp_specialized.work import Item, listed_blocks
 from tir_kernels.cuda.device import H200
 from tir_kernels.cuda.shared_tiles import PanelTile
@@ -205,6 +205,50 @@ def test_tensor_maps_are_innermost_first_and_repeat_what_is_repeated(layout, siz
     given = AttentionProblem(**{**vars(PLAIN), "layouts": Layouts(k=layout)})
     fields = tensor_map_fields(given, "k", PanelTile(128, 96, 256))
     assert fields == (*sizes, *(2 * n for n in strides), 32, 128, 1, 1, 1, 1, 1, 1, 0, 2, 3, 0)
+
+
+@pytest.mark.parametrize(
+    "layout, stride, sizes, strides",
+    [
+        ("bhsd", 2, [(96, 50, 2, 2, 2)], (2 * 96, 96, 100 * 96, 2 * 100 * 96)),
+        ("bhsd", 7, [(96, 15, 7, 2, 2), (96, 14, 7, 2, 2)], (7 * 96, 96, 100 * 96, 2 * 100 * 96)),
+        ("sbhd", 3, [(96, 34, 3, 2, 2), (96, 33, 3, 2, 2)], (3 * 4 * 96, 4 * 96, 96, 2 * 96)),
+        (View(2 * 100 * 96, 0, 9600, 0, 96), 100, [(96, 1, 100, 1, 2)], (9600, 96, 96, 9600)),
+        ("bhsd", 101, [(96, 1, 100, 2, 2)], (101 * 96, 96, 100 * 96, 2 * 100 * 96)),
+    ],
+)
+def test_tensor_maps_of_tokens_apart_end_where_a_class_does(layout, stride, sizes, strides):
+    given = AttentionProblem(**{**vars(PLAIN), "layouts": Layouts(k=layout)})
+    found = class_sizes(100, stride)
+    assert len(found) == len(sizes) and sum(found) >= 100 // stride
+    for positions, size in zip(found, sizes):
+        fields = tensor_map_fields(given, "k", PanelTile(128, 96, 256), 64, stride, positions)
+        assert fields == (*size, *(2 * n for n in strides), 32, 64, *[1] * 3, *[1] * 5, 0, 2, 3, 0)
+        last = [positions - 1, min(stride, 100) - 1 if len(found) == 1 or positions == found[1] else 100 % stride - 1]
+        assert last[0] * stride + last[1] < 100, "the last token of the largest class that uses it"
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_entries_name_the_first_of_tokens_that_are_apart(together):
+    keep = np.random.default_rng(0).random((150, 301)) < 0.02
+    mask = BlockSparseMask.from_dense(keep, (64, 64), 3)
+    (items, entries, keep_bits), _ = warp_specialized_operands(mask, problem(keep), H200, 132, together)
+    seen = np.zeros(keep.shape, bool)
+    rows, columns = np.arange(64)[:, None], np.arange(64)
+    lane, i = np.arange(32)[:, None], np.arange(32)
+    for item in items[items[:, Item.HEAD] == 0]:
+        for first_key, part in entries[item[Item.BEGIN] * together : item[Item.END] * together]:
+            block = np.ones((64, 64), bool)
+            for m in range(4 if part >= 0 else 0):
+                block[m * 16 + i % 4 // 2 * 8 + lane // 4, i // 4 * 8 + lane % 4 * 2 + i % 2] = (
+                    keep_bits[part, m, lane, i // 32] >> (i % 32) & 1
+                )
+            row, column = item[Item.FIRST_ROW] + 3 * rows, first_key + 3 * columns
+            there = np.broadcast_to((row < 150) & (column < 301), block.shape)
+            assert not block[~there].any(), "nothing is kept of what is not there"
+            row, column = (np.broadcast_to(x, block.shape)[there] for x in (row, column))
+            seen[row, column] |= block[there]
+    np.testing.assert_array_equal(seen, keep)
 
 
 @pytest.mark.parametrize("dim, box, swizzle", [(64, 64, 3), (128, 64, 3), (96, 32, 2), (80, 16, 1), (16, 16, 1)])

@@ -16,7 +16,7 @@ from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.warp_specialized import geometry
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry, WarpSpecializedConfig
-from tir_kernels.attention.warp_specialized.producer import tensor_map_fields
+from tir_kernels.attention.warp_specialized.producer import class_sizes, tensor_map_fields
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda import device
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -33,8 +33,8 @@ def problem(q_len, kv_len=None, dim=64, v_dim=None, batch=1, heads=1, kv_heads=N
     return AttentionProblem(batch, heads, kv_heads or heads, q_len, kv_len or q_len, dim, v_dim or dim, dtype, **rest)
 
 
-def config(block_m, block_n, stages=2, together=1):
-    return WarpSpecializedConfig(block_m, block_n, stages, together)
+def config(block_m, block_n, stages=2, together=1, apart=1):
+    return WarpSpecializedConfig(block_m, block_n, stages, together, apart)
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,28 @@ CASES = {
     "one before, split rows, continued, sink": Case(
         problem(100, 1900, dim=16, continues=True, sink_dtype="bfloat16"), config(192, 64), split=True
     ),
+    # Blocks of tokens that are apart, in classes of equal and of different sizes.
+    "two apart": Case(problem(256, 384, dim=16, heads=2), config(64, 64, apart=2)),
+    "two apart, one class longer, bfloat16": Case(
+        problem(257, 391, dtype="bfloat16", heads=2, kv_heads=1), config(128, 64, apart=2), "dilated"
+    ),
+    "seven apart, classes of different sizes": Case(problem(300, 437, dim=32, heads=2), config(64, 64, 3, apart=7)),
+    "seven apart, continued, sink": Case(
+        problem(500, 620, dim=128, continues=True, sink_dtype="bfloat16", layouts=BSHD), config(64, 64, apart=7), "far"
+    ),
+    "two apart, split rows": Case(problem(70, 1900, dim=16), config(64, 64, apart=2), split=True),
+    "five apart, packed": Case(
+        problem(333, dim=16, batch=2, heads=2, kv_heads=1, layouts=packed(2, 333, 2, 1, 16)),
+        config(192, 64, apart=5),
+        "far",
+    ),
+    "four blocks of 32 apart together": Case(problem(150, 700, dim=16), config(64, 32, 2, 4, apart=3), "empty rows"),
+    "farther apart than there are queries": Case(problem(5, 300, dim=16, heads=2), config(64, 64, apart=7)),
+    "farther apart than there are tokens": Case(problem(5, 3, dim=16, heads=2), config(64, 64, apart=7), "full"),
+    "apart, bias, softcap": Case(
+        problem(150, 301, dim=16, heads=2, bias_shape=(1, 2, 150, 301), softcap=2.0), config(64, 64, apart=2)
+    ),
+    "apart, key counts": Case(problem(150, 301, dim=16, batch=2, key_counts=2), config(64, 64, apart=4), "full"),
     "two before, key counts, split rows": Case(
         problem(60, 1900, dim=16, key_counts=1), config(192, 128), "full", split=True
     ),
@@ -142,6 +164,11 @@ def dense(name: str, given: AttentionProblem, rng) -> np.ndarray:
         keep[3:9] = False
     if name == "window":
         keep = abs(np.arange(shape[0])[:, None] - np.arange(shape[1])) <= 40
+    distance = abs(np.arange(shape[0])[:, None] - np.arange(shape[1]))
+    if name == "dilated":
+        keep = (distance % 2 == 0) & (distance < 100)
+    if name == "far":
+        keep = (distance % 7 == 0) & (np.arange(shape[0])[:, None] >= np.arange(shape[1]))
     if name == "blocks":
         keep = np.kron(rng.random([-(-n // 64) for n in shape]) < 0.5, np.ones((64, 64), bool))[: shape[0], : shape[1]]
     if name == "empty rows":
@@ -191,15 +218,17 @@ class Emulated:
             prior, prior_lse = attention_reference(part, *inputs, earlier, bias)
             tensors["prior"] = torch.from_numpy(prior).to(dtype)
             tensors["prior_lse"] = torch.from_numpy(prior_lse.astype(np.float32))
-        mask = BlockSparseMask.from_dense(keep & ~earlier, (config.block_m, config.block_n))
+        mask = BlockSparseMask.from_dense(keep & ~earlier, (config.block_m, config.block_n), config.token_stride)
         arrays = map(aligned, specialized.operands(given, config, TARGET, mask).arrays)
         self.arrays = dict(zip(OPERANDS, arrays, strict=True)) | {name: bits_of(x) for name, x in tensors.items()}
         tiles = {"q": self.g.q_tile, "k": self.g.k_tile, "v": self.g.v_tile}
         for name, tile in tiles.items():
             layout = getattr(given.layouts, name)
             offset = layout.offset if isinstance(layout, View) else 0
-            fields = tensor_map_fields(given, name, tile, None if name == "q" else config.block_n)
-            self.arrays[f"{name}_map"] = tensor_map(self.arrays[name], offset, fields)
+            rows, stride = (None if name == "q" else config.block_n), config.token_stride
+            for suffix, size in zip(("", "_of_fewer"), class_sizes(given.logical_shape(name)[2], stride)):
+                fields = tensor_map_fields(given, name, tile, rows, stride, size)
+                self.arrays[f"{name}_map{suffix}"] = tensor_map(self.arrays[name], offset, fields)
         self.items, self.dtype = self.arrays["items"], dtype
         self.ctas = self.g.grid_size(device.gpu_of(TARGET))
         # The source depends on the number of multiprocessors, by which `source` does not know it apart.
