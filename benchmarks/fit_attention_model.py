@@ -172,7 +172,8 @@ def config_of(label: str) -> BlockWiseConfig | WarpSpecializedConfig:
     """The configuration that a label shows."""
     numbers = [int(n) for n in re.findall(r"\d+", label)]
     if "warpgroups" in label:
-        return WarpSpecializedConfig(numbers[0], numbers[1], numbers[3])
+        block_m, block_n, _, stages, *apart = numbers
+        return WarpSpecializedConfig(block_m, block_n, stages, 1, *apart)
     return BlockWiseConfig(*numbers, warpgroup="wgmma" in label)
 
 

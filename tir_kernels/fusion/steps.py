@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda.float32 import functions
+from tir_kernels.cuda.ptx import element
 from tir_kernels.fusion.problem import Step
 
 VECTOR = 8  # elements of a row that a thread works on together
@@ -52,17 +53,6 @@ def match_operands(handles, operands) -> list:
     """Buffers of the handles that a kernel got for `problem.operands`, named operand0, operand1, …"""
     pairs = enumerate(zip(handles, operands))
     return [IRBuilder.name(f"operand{i}", T.match_buffer(h, *operand, align=16)) for i, (h, operand) in pairs]
-
-
-def element(words, at: int, i, dtype: str):
-    """Element i of the vector that begins at words[at], as float32."""
-    if dtype == "float32":
-        return T.reinterpret("float32", words[at + i])
-    word = words[at + i // 2]
-    if dtype == "bfloat16":
-        return T.reinterpret("float32", (word >> T.cast(i % 2 * 16, "uint32")) << T.uint32(16))
-    bits = T.cast(word >> T.cast(i % 2 * 16, "uint32"), "uint16")
-    return T.cast(T.reinterpret("float16", bits), "float32")
 
 
 def load_vector(dtype: str, cache: str = "nc"):

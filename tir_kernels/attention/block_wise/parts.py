@@ -7,6 +7,7 @@ from tvm.script import tirx as T
 
 from tir_kernels.attention.block_wise.softmax import NEGATIVE_INFINITY
 from tir_kernels.attention.geometry import AttentionGeometry
+from tir_kernels.cuda.ptx import element
 
 LN2 = math.log(2)
 
@@ -19,8 +20,17 @@ def part_functions(g: AttentionGeometry, softmax):
     final_scale = scale if problem.sink_dtype is None else 1.0  # the sink makes maxima natural
 
     @T.inline
+    def load_pair(words, pointer):
+        """Load two neighbours, the first of which has an even number, at once."""
+        if problem.dtype == "float32":
+            T.ptx["ld.global.v2.b32"](words[0], words[1], pointer)
+        else:
+            T.ptx["ld.global.b32"](words[0], pointer)
+
+    @T.inline
     def load_prior(prior, prior_lse, b, h, first_row, lane, o, row_max, row_sum):
         """Start accumulators and statistics as if the prior part were one score equal to its log-sum-exp."""
+        words = T.alloc_local([2], "uint32")
         for m in T.unroll(row_tiles):
             for r in T.unroll(2):
                 row = T.meta_var(first_row + (m * 16 + r * 8 + lane // 4) * stride)
@@ -31,12 +41,11 @@ def part_functions(g: AttentionGeometry, softmax):
                     if T.And(lane % 4 == 0, row_max[state] != T.reinterpret("float32", T.uint32(NEGATIVE_INFINITY))):
                         row_sum[state] = T.float32(1)
                     for n in T.unroll(value_tiles):
-                        for c in T.unroll(2):
-                            element = T.meta_var(n * 8 + lane % 4 * 2 + c)
-                            if element < problem.v_head_dim:
-                                o[(m * value_tiles + n) * 4 + r * 2 + c] = T.cast(
-                                    prior[problem.index("out", b, h, row, element)], "float32"
-                                )
+                        first = T.meta_var(n * 8 + lane % 4 * 2)
+                        if first < problem.v_head_dim:
+                            load_pair(words, prior.ptr_to([*problem.index("out", b, h, row, first)]))
+                            for c in T.unroll(2):
+                                o[(m * value_tiles + n) * 4 + r * 2 + c] = element(words, 0, c, problem.dtype)
 
     @T.inline
     def store_lse(lse, b, h, first_row, lane, row_max, row_sum):

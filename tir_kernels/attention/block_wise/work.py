@@ -132,12 +132,13 @@ def start_order(problem: AttentionProblem, n_block_rows: int, gpu: GPU) -> np.nd
     """int64 (heads * n_block_rows,): permutation of head * n_block_rows + rank; rank 0 is a head's heaviest block row.
 
     The heaviest 1/64 of every head's rows start first, because a long row that starts last delays the kernel.  The
-    others follow one group of heads at a time, heavy rows first.
+    others follow one group of heads at a time, heavy rows first.  What continues an earlier part begins with the heads
+    that this part ended with, whose tensors the L2 cache still has.
     """
     n_heads = problem.batch * problem.q_heads
     head, rank = np.divmod(np.arange(n_heads * n_block_rows), n_block_rows)
     later = rank >= -(-n_block_rows // 64)
-    group = np.where(later, head // heads_per_group(problem, gpu), 0)
+    group = np.where(later, head // heads_per_group(problem, gpu), 0) * (-1 if problem.continues else 1)
     return np.lexsort((head, rank, group, later))
 
 

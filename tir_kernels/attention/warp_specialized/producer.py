@@ -25,7 +25,6 @@ NO_INTERLEAVE, PROMOTE_256B, ZERO_FILL = 0, 3, 0
 SWIZZLES = {128: 3, 64: 2, 32: 1}  # by the bytes of a box's row
 
 
-
 def strides(problem: AttentionProblem, operand: str) -> tuple[int, int, int]:
     """Elements from one batch entry, head and token of an input to the next; 0 where one is repeated."""
     layout = getattr(problem.layouts, operand)

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tir_kernels.cuda.prologue import scalar
+from tir_kernels.cuda.ptx import element
 from tir_kernels.fusion.group.indices import broadcast, flatten, of_reduction, of_view
 from tir_kernels.fusion.group.operators import ELEMENTWISE
 from tir_kernels.fusion.group.problem import NORMS, REDUCTIONS, GroupProblem, Tensor, Value
@@ -22,7 +23,7 @@ from tir_kernels.fusion.group.runs import runs_of
 from tir_kernels.fusion.group.symbols import Symbols, depends
 from tir_kernels.fusion.problem import DTYPES
 from tir_kernels.fusion.rows.statistics import local_buffers, tree
-from tir_kernels.fusion.steps import VECTOR, element
+from tir_kernels.fusion.steps import VECTOR
 
 Lanes = list[Any]
 WORD = 4  # bytes of a register

@@ -10,10 +10,11 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from tir_kernels.cuda.prologue import scalar, shared_memory
+from tir_kernels.cuda.ptx import element
 from tir_kernels.fusion.problem import RowProblem
 from tir_kernels.fusion.rows.geometry import RowGeometry
 from tir_kernels.fusion.rows.statistics import local_buffers, row_scaling, row_statistics
-from tir_kernels.fusion.steps import VECTOR, element, load_vector, step_functions, store_vector, vector_words
+from tir_kernels.fusion.steps import VECTOR, load_vector, step_functions, store_vector, vector_words
 
 
 def decode_vector(dtype: str):

@@ -16,12 +16,13 @@ from tir_kernels.cuda import compile as cuda_compile  # noqa: F401  the kernel's
 from tir_kernels.cuda.device import gpu_of
 from tir_kernels.cuda.finished import finished
 from tir_kernels.cuda.prologue import match_optional
+from tir_kernels.cuda.ptx import element
 from tir_kernels.errors import InputError, UnsupportedError
 from tir_kernels.fusion.problem import DTYPES
 from tir_kernels.fusion.rows.cost import ELEMENT_BYTES, predict_bytes_us
 from tir_kernels.fusion.rows.geometry import MAX_INT32
 from tir_kernels.fusion.rows.statistics import local_buffers
-from tir_kernels.fusion.steps import VECTOR, element, load_vector, store_vector, vector_words
+from tir_kernels.fusion.steps import VECTOR, load_vector, store_vector, vector_words
 from tir_kernels.template import Operands
 
 NAME = "row-rotary"

@@ -12,10 +12,10 @@ threads hold unequal parts of a row, each warp first finds its mean in a separat
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
-from tir_kernels.cuda.ptx import ALL_LANES, address
+from tir_kernels.cuda.ptx import ALL_LANES, address, element
 from tir_kernels.fusion.problem import Norm
 from tir_kernels.fusion.rows.geometry import STATISTICS_BYTES, WARP, RowGeometry
-from tir_kernels.fusion.steps import VECTOR, element
+from tir_kernels.fusion.steps import VECTOR
 
 
 def local_buffers(name: str, count: int, size: int, dtype: str) -> list:

@@ -75,6 +75,18 @@ def test_heavy_rows_of_all_heads_come_first_then_groups_of_heads():
     assert work[48:56, Item.HEAD].tolist() == [0, 1, 2, 3] * 2
 
 
+def test_what_continues_an_earlier_part_begins_with_the_heads_that_it_ended_with():
+    mask = BlockSparseMask.from_dense(np.eye(8192, dtype=bool), (64, 64))
+    first, rest = (
+        plan_work(mask, problem(8192, heads=24, dim=128, continues=continues), H200)[0] for continues in (False, True)
+    )
+    heaviest = 48  # of all heads
+    assert rest[:heaviest].tolist() == first[:heaviest].tolist()
+    groups = [work[heaviest:, Item.HEAD].reshape(6, -1) // 4 for work in (first, rest)]
+    assert (groups[0] == np.arange(6)[:, None]).all() and (groups[1] == groups[0][::-1]).all()
+    assert sorted(map(tuple, first)) == sorted(map(tuple, rest))
+
+
 def test_only_rows_far_above_the_fair_share_are_split():
     assert split_counts(np.full(12, 9), 64, ctas_at_once(64, H200)).tolist() == [5] * 12
     assert (

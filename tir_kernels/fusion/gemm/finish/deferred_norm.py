@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 from tvm.script import tirx as T
 
-from tir_kernels.cuda.ptx import ALL_LANES, address
+from tir_kernels.cuda.ptx import ALL_LANES, address, element
 from tir_kernels.cuda.shared_tiles import CHUNK_BYTES
 from tir_kernels.fusion.gemm.sizes.geometry import FLOAT_BYTES, PAIR_BYTES, GemmGeometry
 from tir_kernels.fusion.problem import STATISTICS_COLUMNS, GemmProblem, Norm
-from tir_kernels.fusion.steps import VECTOR, element
+from tir_kernels.fusion.steps import VECTOR
 
 ROW_LANES = 4  # lanes that share a row's statistics, at most
 LOADS_AT_ONCE = 16  # loads of a lane that are under way together

@@ -2,10 +2,10 @@
 
 from tvm.script import tirx as T
 
-from tir_kernels.cuda.ptx import ALL_LANES
+from tir_kernels.cuda.ptx import ALL_LANES, element
 from tir_kernels.fusion.gemm.sizes.geometry import NORM_AHEAD, GemmGeometry
 from tir_kernels.fusion.problem import Norm
-from tir_kernels.fusion.steps import VECTOR, element, load_vector, store_vector
+from tir_kernels.fusion.steps import VECTOR, load_vector, store_vector
 
 LINE = 64  # elements of a line of the cache
 
