@@ -28,6 +28,7 @@ FITTED = Coefficients(
 # By block_m, block_n and blocks together.  Four blocks together are copied by twice or four times as many instructions
 # of one thread (seven masks on an H200, benchmarks/notes).
 FACTORS = {(128, 32, 4): 1.08, (64, 32, 4): 1.2}
+APART = 1.045  # tokens that are apart: 2 to 5 % longer than predicted (36 dilated masks on an H200, benchmarks/notes)
 
 
 def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> float:
@@ -39,8 +40,10 @@ def work_of(problem: AttentionProblem, config: WarpSpecializedConfig, fine: Fine
     """What a configuration does for a problem and a mask."""
     g = Geometry(problem, config)
     work = in_tiles(Work.of(g, fine, gpu, g.grid_size(gpu)), config.together)
-    # Its CTAs fill all places in any case.
-    return work._replace(crowded=0.0, factor=FACTORS.get((config.block_m, config.block_n, config.together), 1.0))
+    factor = FACTORS.get((config.block_m, config.block_n, config.together), 1.0)
+    if config.token_stride > 1:
+        factor *= APART
+    return work._replace(crowded=0.0, factor=factor)  # its CTAs fill all places in any case
 
 
 def in_tiles(work: Work, together: int) -> Work:
