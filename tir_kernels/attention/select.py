@@ -199,10 +199,10 @@ def _best(template: AttentionTemplate, forms: MaskForms, target) -> Choice:
     """The configuration of a template with the least predicted time, with the mask's tokens in the order of `forms`."""
     problem = forms.problem
     configs = template.worth_predicting(template.configs(problem, target))
+    if forms.token_stride > 1:
+        configs = [replace(config, token_stride=forms.token_stride) for config in configs]
     times = [template.predict_us(problem, config, target, forms) for config in configs]
     us, config = min(zip(times, configs), key=lambda pair: pair[0])
-    if forms.token_stride > 1:
-        config = replace(config, token_stride=forms.token_stride)
     return Choice(template, config, problem, forms.stored((config.block_m, config.block_n)), us, "")
 
 

@@ -65,6 +65,8 @@ FITTED_WARPGROUP = Coefficients(
 # cause was not found out).
 WIDE_HEADS, WIDE_HEADS_FACTOR = range(129, 193), 1.12
 
+PRIOR_BLOCKS = 1.0  # reading an earlier part's result takes about as long (far parts of strided masks, on an H200)
+
 # For the row-wise kernel: launch, first loads and merge, and the share of the memory's bandwidth that it reaches.
 ROW_WISE_START_US = 6.0
 REACHED_BANDWIDTH = 0.9
@@ -91,6 +93,8 @@ def work_of(problem: AttentionProblem, config: BlockWiseConfig, fine: FineMask, 
     """What a configuration does for a problem and a mask."""
     g = Geometry(problem, config)
     work = Work.of(g, fine, gpu, ctas_at_once(config.block_m, gpu))
+    if problem.continues:
+        work = work.after_a_part(PRIOR_BLOCKS)
     is_wide = config.warpgroup and problem.head_dim in WIDE_HEADS
     return work._replace(factor=WIDE_HEADS_FACTOR) if is_wide else work
 

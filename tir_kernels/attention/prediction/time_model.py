@@ -125,6 +125,14 @@ class Work(NamedTuple):
             crowded=float(2 * ctas > resident * gpu.multiprocessors),
         )
 
+    def after_a_part(self, blocks: float) -> "Work":
+        """The same where block rows first read an earlier part's result, which takes as long as so many blocks."""
+        return self._replace(
+            busiest=self.busiest + blocks * self.busiest_ctas,
+            chain=self.chain + blocks * self.links,
+            longest_split=self.longest_split + blocks * (self.splits > 0),
+        )
+
 
 def predict(x: Work, c: Coefficients):
     """Predicted microseconds; the module's docstring explains the formula."""

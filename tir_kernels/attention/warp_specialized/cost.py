@@ -29,6 +29,7 @@ FITTED = Coefficients(
 # of one thread (seven masks on an H200, benchmarks/notes).
 FACTORS = {(128, 32, 4): 1.08, (64, 32, 4): 1.2}
 APART = 1.045  # tokens that are apart: 2 to 5 % longer than predicted (36 dilated masks on an H200, benchmarks/notes)
+PRIOR_BLOCKS = 0.4  # reading an earlier part's result takes about as long: other warpgroups multiply meanwhile
 
 
 def predict_us(problem: AttentionProblem, config: WarpSpecializedConfig, fine: FineMask, gpu: GPU) -> float:
@@ -40,6 +41,8 @@ def work_of(problem: AttentionProblem, config: WarpSpecializedConfig, fine: Fine
     """What a configuration does for a problem and a mask."""
     g = Geometry(problem, config)
     work = in_tiles(Work.of(g, fine, gpu, g.grid_size(gpu)), config.together)
+    if problem.continues:
+        work = work.after_a_part(PRIOR_BLOCKS)
     factor = FACTORS.get((config.block_m, config.block_n, config.together), 1.0)
     if config.token_stride > 1:
         factor *= APART
