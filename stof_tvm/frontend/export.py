@@ -21,6 +21,7 @@ from stof_tvm.frontend.exportable.quick_decompositions import quick_decompositio
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.frontend.exportable.transformers_experts import grouped_experts
 from stof_tvm.frontend.exportable.windowed_attention import exportable_windows
+from stof_tvm.frontend.exportable.without_lines import without_lines
 from stof_tvm.frontend.model_lines import only_model_lines
 from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
@@ -90,6 +91,7 @@ def export_model(
         with (
             torch.no_grad(),
             _use_lazy_graph_module(True),  # torch.export writes each graph as Python up to twenty times, and runs none
+            without_lines(dynamic_shapes is None),  # messages about a range of shapes have the lines
             _exportable_transformer_encoder(),
             without_cache(model, kwargs),
             grouped_experts(model),
