@@ -16,8 +16,8 @@ class ClosedExpressions:
     def __init__(self, bindings: Bindings, known: Collection[relax.Var] = ()):
         self.closed_vars = set(known)
         for var, value in bindings.values.items():
-            is_static = isinstance(var.ty, relax.TupleType) or static_shape(var) is not None
-            if is_static and _is_pure(value) and all(read in self.closed_vars for read in bindings.reads[var]):
+            # What it reads is asked first: most variables depend on an input, and the other questions cost more.
+            if all(read in self.closed_vars for read in bindings.reads[var]) and _is_pure(value) and _is_static(var):
                 self.closed_vars.add(var)
 
     def is_closed(self, expr) -> bool:
@@ -25,6 +25,10 @@ class ClosedExpressions:
         if isinstance(expr, relax.Var):
             return expr in self.closed_vars
         return _is_pure(expr) and all(var in self.closed_vars for var in relax.analysis.free_vars(expr))
+
+
+def _is_static(var) -> bool:
+    return isinstance(var.ty, relax.TupleType) or static_shape(var) is not None
 
 
 def _is_pure(expr) -> bool:

@@ -1,16 +1,19 @@
-"""Values of expressions that depend on no input of the function: evaluated together in one LLVM program."""
+"""Values of expressions that depend on no input of the function.
+
+Small ones of integers are NumPy's (exact_values.py); the others are evaluated together in one LLVM program.
+"""
 
 import math
 
 import numpy as np
 import tvm
 from tvm import relax
-from tvm.ir.expr import GenericConst
 
 from relax_passes.ir.bindings import Bindings, static_shape
 from relax_passes.ir.constant_arrays import with_aligned
 from relax_passes.ir.open_blocks import closing_blocks
 from relax_passes.legalizations import LEGALIZATIONS
+from relax_passes.legalizations.exact_values import ExactValues
 
 SMALL = 1 << 20  # elements
 PRODUCT = "stof.closed_product"
@@ -23,12 +26,13 @@ def closed_values(bindings: Bindings, exprs: list[relax.Expr]) -> list[np.ndarra
     `exprs` are expressions of the function of `bindings` that `ClosedExpressions` calls closed.  Equal expressions
     share one array, however often they are written; callers must not change it.
     """
-    values = [bindings.value(expr) for expr in exprs]
-    computed = [expr for expr, value in zip(exprs, values) if not isinstance(value, GenericConst)]
-    results = iter(_run(_program(bindings, computed)) if computed else ())
-    tensors = [value.value if isinstance(value, GenericConst) else next(results) for value in values]
-    arrays = {tensor: _array(tensor) for tensor in dict.fromkeys(tensors)}
-    return [arrays[tensor] for tensor in tensors]
+    exact, values = ExactValues(bindings, SMALL), [bindings.value(expr) for expr in exprs]
+    known = {value: array for value in dict.fromkeys(values) if (array := exact.of(value)) is not None}
+    unknown = [expr for expr, value in zip(exprs, values) if value not in known]
+    results = iter(_run(_program(bindings, unknown)) if unknown else ())
+    arrays = [known[value] if value in known else next(results) for value in values]
+    owned = {id(array): _owned(array) for array in arrays}
+    return [owned[id(array)] for array in arrays]
 
 
 def _program(bindings: Bindings, exprs) -> tvm.IRModule:
@@ -51,12 +55,14 @@ def _program(bindings: Bindings, exprs) -> tvm.IRModule:
     return relax.transform.EliminateCommonSubexpr()(builder.finalize())
 
 
-def _array(tensor: tvm.runtime.Tensor) -> np.ndarray:
-    array = tensor.numpy()
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+def _owned(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy where its memory is another's, such as a weight's."""
+    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    return np.require(array, requirements=("C", "O", "W"))
 
 
-def _run(program: tvm.IRModule) -> list[tvm.runtime.Tensor]:
+def _run(program: tvm.IRModule) -> list[np.ndarray]:
+    """The results of a program, one array for those that are one tensor."""
     largest = max(math.prod(static_shape(binding.var) or [1]) for binding in program["main"].body.blocks[0].bindings)
     # Small tensors do not pay for LLVM's optimizer, which takes half of the time.
     target = tvm.target.Target({"kind": "llvm", **({"opt-level": 0} if largest <= SMALL else {})})
@@ -64,7 +70,9 @@ def _run(program: tvm.IRModule) -> list[tvm.runtime.Tensor]:
     # Nor do they for checks of arguments, which are most of the code of a small function: all of them are made here.
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}), target:
         machine = relax.VirtualMachine(tvm.compile(program, target=target), tvm.cpu())
-    return list(machine["main"]())
+    tensors = list(machine["main"]())
+    arrays = {tensor: tensor.numpy() for tensor in dict.fromkeys(tensors)}
+    return [arrays[tensor] for tensor in tensors]
 
 
 def _as_product(_builder, call: relax.Call) -> relax.Expr:

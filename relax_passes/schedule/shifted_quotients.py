@@ -45,6 +45,8 @@ class ShiftedQuotients:
         too_long: list = []
 
         def callbacks(func: tirx.PrimFunc) -> list:
+            if _count(func.body) == 0:
+                return []
             own = _Function(func, too_long)
             return [(TensorLoad, own.load), (tirx.BufferStore, own.store)]
 
@@ -98,8 +100,11 @@ class _Function:
 
         rewrites = ((tirx.FloorDiv, _without_shift), (tirx.FloorMod, _remainder_without_shift))
         callbacks = [(kind, functools.partial(bounded, rewrite)) for kind, rewrite in rewrites]
-        short = [x if _count(x) <= LONG or _loads(x) else self.analyzer.simplify(x) for x in expressions]
-        new = [tvm_ffi.structural_map(x, callbacks, order="post") for x in short]
+        counts = [_count(x) for x in expressions]
+        short = [
+            x if count <= LONG or _loads(x) else self.analyzer.simplify(x) for x, count in zip(expressions, counts)
+        ]
+        new = [tvm_ffi.structural_map(x, callbacks, order="post") if n else x for x, n in zip(short, counts)]
         return new, any(not a.same_as(b) for a, b in zip(new, expressions))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from torch.export.graph_signature import InputKind
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from stof_tvm.frontend.exportable.left_as_it_was import left_as_it_was
@@ -20,6 +21,7 @@ from stof_tvm.frontend.exportable.quick_decompositions import quick_decompositio
 from stof_tvm.frontend.exportable.transformers_cache import without_cache
 from stof_tvm.frontend.exportable.transformers_experts import grouped_experts
 from stof_tvm.frontend.exportable.windowed_attention import exportable_windows
+from stof_tvm.frontend.exportable.without_lines import without_lines
 from stof_tvm.frontend.model_lines import only_model_lines
 from stof_tvm.frontend.operators.fast_paths import DECOMPOSITIONS as FAST_PATHS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
@@ -88,6 +90,8 @@ def export_model(
     try:
         with (
             torch.no_grad(),
+            _use_lazy_graph_module(True),  # torch.export writes each graph as Python up to twenty times, and runs none
+            without_lines(dynamic_shapes is None),  # messages about a range of shapes have the lines
             _exportable_transformer_encoder(),
             without_cache(model, kwargs),
             grouped_experts(model),
@@ -194,7 +198,7 @@ def decompose(program: torch.export.ExportedProgram, is_dynamic: bool = False) -
     for operator in WHOLE:
         table.pop(operator, None)
     try:
-        with torch.no_grad(), quick_decompositions(), warnings.catch_warnings():
+        with torch.no_grad(), _use_lazy_graph_module(True), quick_decompositions(), warnings.catch_warnings():
             # torch copies its own pytree specs in a way that it deprecates itself.
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             program = program.run_decompositions(table)

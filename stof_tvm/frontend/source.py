@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,12 @@ def source_of(program: ExportedProgram) -> Source:
 
 
 def copied_graph(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, dict[str, torch.fx.Node]]:
-    """(a copy of the graph that may be changed, its nodes by their names in `module`); parameters are not copied."""
+    """(a copy of the graph that may be changed, its nodes by their names in `module`); parameters are not copied.
+
+    The copy is compiled to Python when it is first called: many are changed again before, or only read.
+    """
     graph, copies = torch.fx.Graph(), {}
     graph.output(graph.graph_copy(module.graph, copies))
     for old, new in copies.items():
         new.name = old.name  # the copy of an input that is called `input`, as a function of Python is, is `input_1`
-    return torch.fx.GraphModule(module, graph), {old.name: new for old, new in copies.items()}
+    return _LazyGraphModule(module, graph), {old.name: new for old, new in copies.items()}

@@ -42,9 +42,11 @@ class KeepOnStack:
 
 
 def _kept_on_stack(body):
-    slots = {}  # variable of a statement -> the buffer that has its value
+    slots: dict = {}  # variable of a statement -> the buffer that has its value
 
     def keep(statement):
+        if isinstance(statement, tirx.BufferStore) and not _binds_floats(statement.value):
+            return statement
         bound = {}  # variable -> value, of the statement's expression
         guarded = _guarded(statement.value)
 
@@ -76,9 +78,19 @@ def _kept_on_stack(body):
             statements.append(tirx.Bind(statement.var, _loaded(value, own)))
         return tirx.SeqStmt(statements)
 
-    callbacks = [(tirx.BufferStore, keep), (tirx.Bind, keep), (tirx.SeqStmt, _flat)]
+    callbacks = [(tirx.SeqStmt, _flat)]
+    if _binds_floats(body):
+        callbacks += [(tirx.BufferStore, keep), (tirx.Bind, keep)]
     body = tvm_ffi.structural_map(body, callbacks, order="post")
     return _loaded(body, slots) if slots else body
+
+
+def _binds_floats(part) -> bool:
+    """Whether a statement or expression binds a float variable; most do not."""
+    found: list = []
+    see = lambda bound: found.append(bound) if _is_float(bound.var) else None
+    tvm_ffi.structural_walk(part, [(tirx.Let, see), (tirx.Bind, see)], order="post")
+    return bool(found)
 
 
 def _loaded(part, slots: dict):

@@ -30,6 +30,7 @@ from tir_kernels.compiling.one_at_a_time import COMPILING
 NEAR_FRAMES = 4  # the decorator's own and its callers', whose source the parser does read
 TEXTS = 512  # whose syntax trees are kept
 entered = 0  # how often a thread has begun to parse
+PLACE = ("lineno", "col_offset", "end_lineno", "end_col_offset")  # of a node
 CALL = compile("function(*given, **named)", "<TVMScript>", "eval")
 
 
@@ -83,14 +84,37 @@ def _outer_frames(frame, context: int = 1, near: int = 0) -> list[inspect.FrameI
 
 
 def _syntax_tree(source: Source):
-    """The tree of a text; one of a single function is kept, because whoever visits it leaves it as it was.
+    """The tree of a text, which is kept.
 
-    A function within a function loses its decorator when it is visited.
+    Whoever visits it leaves it as it was, but for functions within functions: they lose a decorator, and move.
     """
-    return _kept(source.source) if source.source.count("def ") == 1 else doc.parse(source.source)
+    tree, functions = _kept(source.source)
+    for function, decorators, place in functions:
+        function.decorator_list = list(decorators)
+        for name, number in zip(PLACE, place):
+            setattr(function, name, number)
+    return tree
 
 
-_kept = functools.lru_cache(TEXTS)(doc.parse)
+@functools.lru_cache(TEXTS)
+def _kept(text: str) -> tuple:
+    """(the tree of a text, its functions with their decorators and places)."""
+    tree, functions = doc.parse(text), _Functions()
+    functions.visit(tree)
+    return tree, [(x, tuple(x.decorator_list), [getattr(x, name) for name in PLACE]) for x in functions.found]
+
+
+class _Functions(doc.NodeVisitor):
+    """Finds the functions of a tree, also those within others."""
+
+    def __init__(self):
+        self.found = []
+
+    def visit_FunctionDef(self, node) -> None:
+        self.found.append(node)
+        self.generic_visit(node)
+
+
 _compiled_and_evaluated = evaluator._eval_expr
 
 

@@ -116,18 +116,22 @@ def pack_weights(
     sch = s_tir.Schedule(func)
     for name in [sch.get(block).name_hint for block in blk.top_blocks(sch)]:
         try:
-            found = _with_packed_product(func, name, set(constants) - set(panels), simd)
+            found = _with_packed_product(sch, name, set(constants) - set(panels), simd)
         except blk.REFUSALS:
+            sch = s_tir.Schedule(func)
             continue
         if found is not None:
             func, position, panels[position] = found
+            sch = s_tir.Schedule(func)
     return func, panels
 
 
-def _with_packed_product(func, name: str, constants: Collection[int], simd: Simd):
-    """(the function, a parameter's position, its panels) if block `name` is a product with that parameter; or None."""
-    sch = s_tir.Schedule(func)
-    block = sch.get_sblock(name)
+def _with_packed_product(sch, name: str, constants: Collection[int], simd: Simd):
+    """(the function, a parameter's position, its panels) if block `name` is a product with that parameter; or None.
+
+    A schedule for which this is None is still what it was.
+    """
+    func, block = sch.mod["main"], sch.get_sblock(name)
     roles = match_contraction(sch, block)
     if roles is None or TILE_ROWS in sch.get(block).annotations or sch.get_producers(block):
         return None
