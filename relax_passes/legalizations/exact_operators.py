@@ -36,10 +36,14 @@ COMPARISONS: dict[str, Callable] = {
 
 
 def _elementwise(function: Callable, kinds: str) -> tuple[Callable, Callable]:
-    """The row of a function of operands whose dtypes are of some of NumPy's kinds."""
+    """The row of a function of operands of one dtype, which is of some of NumPy's kinds.
+
+    Of two dtypes compiled code compares what both become, NumPy the numbers.
+    """
 
     def compute(_parameters, *arrays):
-        return function(*arrays) if all(array.dtype.kind in kinds for array in arrays) else None
+        is_one = len({array.dtype for array in arrays}) == 1
+        return function(*arrays) if is_one and arrays[0].dtype.kind in kinds else None
 
     return _nothing, compute
 

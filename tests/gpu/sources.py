@@ -47,13 +47,13 @@ def launch_bounds(text: str) -> tuple[int, int]:
 def fingerprint() -> str:
     """SHA-256 of all that decides the generated sources: the kernels' Python, the cases, and TVM's version.
 
-    Comments and docstrings decide nothing, nor do predicted times, as a case names its configuration.
+    Comments and docstrings decide nothing, nor do predicted times and what is chosen by them, as a case names its
+    configuration.
     """
     here, package = Path(__file__).parent, Path(__file__).parents[2] / "tir_kernels"
     cases = [path for path in here.glob("*_cases.py") if not path.name.startswith("test_")]
-    kernels = [
-        path for path in package.rglob("*.py") if not {"cost.py", "prediction"} & {*path.relative_to(package).parts}
-    ]
+    choices = {"cost.py", "prediction", "select.py"}
+    kernels = [path for path in package.rglob("*.py") if not choices & {*path.relative_to(package).parts}]
     files = [*kernels, *cases]
     texts = (decisive(path.read_text()) for path in sorted(files))
     return hashlib.sha256("\n".join([tvm.__version__, *texts]).encode()).hexdigest()

@@ -127,8 +127,12 @@ def choose(
 def attention_parts(
     problem: AttentionProblem, mask: MaskLike | None, target
 ) -> list[tuple[AttentionProblem, MaskLike]]:
-    """The two parts of a mask that keeps a window, and beyond it multiples of a stride; [] for any other mask."""
-    if mask is None or problem.block_map is not None:
+    """The two parts of a mask that keeps a window, and beyond it multiples of a stride; [] for any other mask.
+
+    So it is for a problem with a bias: where it fills all of a row with a number such as -1e9, the log-sum-exp of the
+    first part, by which the second continues, does not tell how many keys the row has.
+    """
+    if mask is None or problem.block_map is not None or problem.bias_shape is not None:
         return []
     for template in templates_for(target):
         if template.TAKES_TOKEN_STRIDES and template.unsupported(problem, target) is None:
@@ -173,7 +177,7 @@ def _choose_token_stride(usual: list[Choice], mask: MaskLike, target, kernel: st
     """
     problem = usual[0].problem
     found = find_token_stride(usual[0].mask)
-    if found is None:
+    if found is None or (found.near and problem.bias_shape is not None):  # see `attention_parts`
         return None
     near, far = _parts_at(problem, mask, found.near) if found.near else (None, (problem, mask))
     forms = MaskForms(*far, found.stride)

@@ -102,6 +102,7 @@ def test_results_are_those_of_compiled_programs(results, name):
         op.cumsum(OTHERS, axis=-1, exclusive=True),
         op.arange(0.0, 1.0, 0.5, "float32"),
         op.matmul(NUMBERS, op.permute_dims(OTHERS)),
+        op.greater_equal(op.astype(NUMBERS, "int16"), op.astype(OTHERS, "uint32")),
     ],
     ids=lambda call: call.op.name,
 )

@@ -1,5 +1,7 @@
 """Choices of attention kernels where some times were measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from stof_tvm import masks
@@ -51,6 +53,20 @@ def test_parts_of_a_mask():
     for mask in (None, masks.sliding_window(16)):
         assert attention_parts(PROBLEM, mask, TARGET) == []
     assert attention_parts(PROBLEM, STRIDED, parse_target("llvm")) == []
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_mask_is_not_divided_where_a_bias_may_fill_a_row(arch):
+    """If all scores of a row are -1e9, their log-sum-exp is -1e9, however many they are."""
+    target = parse_target(f"cuda -arch={arch}")
+    for shape in ((1, 1, 1, 2048), (8, 1, 2048, 2048)):
+        filled = replace(PROBLEM, bias_shape=shape)
+        assert attention_parts(filled, STRIDED, target) == []
+        for tuned in (None, Times(near=1.0, far=1.0)):
+            assert len(choose(filled, STRIDED, target, tuned=tuned).launches) == 1
+    # Blocks of tokens that are apart are one part.
+    dilated = masks.dilated_window(512, 4)
+    assert choose(replace(PROBLEM, bias_shape=(1, 1, 1, 2048)), dilated, target).config.token_stride == 4
 
 
 @pytest.mark.parametrize(
