@@ -19,16 +19,9 @@ from relax_passes.ir.bindings import Bindings, element_count, operator, shape_of
 from relax_passes.ir.closed_expressions import ClosedExpressions
 from relax_passes.ir.rebuild import rebuild
 from relax_passes.legalizations.closed_values import closed_values
+from relax_passes.legalizations.exact_operators import COMPARISONS
 
 VIEWS = ("reshape", "expand_dims", "squeeze", "flatten", "permute_dims", "broadcast_to", "tile", "repeat")
-COMPARISONS: dict[str, Callable] = {
-    "less": np.less,
-    "less_equal": np.less_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-}
 NOT = ("logical_not", "bitwise_not")
 AND, OR = ("logical_and", "bitwise_and"), ("logical_or", "bitwise_or")
 LARGEST = 4_000_000  # elements of what is computed to decide a condition

@@ -18,7 +18,7 @@ from tir_kernels.attention.registry import templates_for
 from tir_kernels.attention.template import AttentionConfig, AttentionTemplate
 from tir_kernels.errors import UnsupportedError
 from tir_kernels.masks.block_sparse import BlockSparseMask
-from tir_kernels.masks.token_strides import find_token_stride
+from tir_kernels.masks.token_strides import TokenStride, find_token_stride
 from tir_kernels.template import Operands
 from tir_kernels.tuned_config import TunedConfig
 
@@ -134,11 +134,10 @@ def attention_parts(
     """
     if mask is None or problem.block_map is not None or problem.bias_shape is not None:
         return []
-    for template in templates_for(target):
-        if template.TAKES_TOKEN_STRIDES and template.unsupported(problem, target) is None:
-            found = find_token_stride(_best(template, MaskForms(problem, mask), target).mask)
-            return _parts_at(problem, mask, found.near) if found is not None and found.near else []
-    return []
+    forms = MaskForms(problem, mask)
+    able = [t for t in templates_for(target) if t.TAKES_TOKEN_STRIDES and t.unsupported(problem, target) is None]
+    found = _token_stride([_best(template, forms, target) for template in able])
+    return _parts_at(problem, mask, found.near) if found is not None and found.near else []
 
 
 def _choose_predicted(
@@ -156,7 +155,8 @@ def _choose_predicted(
     best, *others = sorted(choices, key=lambda choice: choice.predicted_us)
     best_us = best.predicted_us
     reason = f"predicted {best_us:.0f} µs"
-    if may_stride and mask is not None and (usual := [c for c in (best, *others) if c.template.TAKES_TOKEN_STRIDES]):
+    if may_stride and mask is not None:
+        usual = [choice for choice in choices if choice.template.TAKES_TOKEN_STRIDES]
         strided = _choose_token_stride(usual, mask, target, kernel)
         if strided is not None and strided.predicted_us < best_us:
             return replace(strided, reason=f"predicted {strided.predicted_us:.0f} µs against {best_us:.0f} µs in order")
@@ -172,12 +172,14 @@ def _choose_predicted(
 def _choose_token_stride(usual: list[Choice], mask: MaskLike, target, kernel: str | None) -> Choice | None:
     """The best choice with blocks of tokens at a stride; None if the mask has no stride.
 
-    `usual` are the choices, the best first, with tokens in the usual order, of the templates that take strides.  The
-    part within a window, if there is one, is computed first, in the usual order, by any template.
+    `usual` are the choices, with tokens in the usual order, of the templates that take strides.  The part within a
+    window, if there is one, is computed first, in the usual order, by any template.
     """
+    found = _token_stride(usual)
+    if found is None:
+        return None
     problem = usual[0].problem
-    found = find_token_stride(usual[0].mask)
-    if found is None or (found.near and problem.bias_shape is not None):  # see `attention_parts`
+    if found.near and problem.bias_shape is not None:  # see `attention_parts`
         return None
     near, far = _parts_at(problem, mask, found.near) if found.near else (None, (problem, mask))
     forms = MaskForms(*far, found.stride)
@@ -188,6 +190,14 @@ def _choose_token_stride(usual: list[Choice], mask: MaskLike, target, kernel: st
     able = [t for t in templates_for(target, kernel) if t.unsupported(near[0], target) is None]
     first = min((_best(t, MaskForms(*near), target) for t in able), key=lambda choice: choice.predicted_us)
     return replace(rest, predicted_us=first.predicted_us + rest.predicted_us, first=first)
+
+
+def _token_stride(usual: list[Choice]) -> TokenStride | None:
+    """The stride that a mask has in the blocks of the best choice: it is found in a sample of their rows.
+
+    Whoever divides a mask asks here, so that parts whose times were measured are those that are computed.
+    """
+    return find_token_stride(min(usual, key=lambda choice: choice.predicted_us).mask) if usual else None
 
 
 def _parts_at(problem: AttentionProblem, mask: MaskLike, distance: int) -> list[tuple[AttentionProblem, MaskLike]]:

@@ -8,9 +8,12 @@ from stof_tvm import masks
 from tir_kernels.attention.block_wise import kernel as block_wise_cuda
 from tir_kernels.attention.block_wise.geometry import BlockWiseConfig
 from tir_kernels.attention.cpu import row_wise as row_wise_cpu
+from tir_kernels.attention.mask_forms import MaskForms
 from tir_kernels.attention.problem import AttentionProblem
 from tir_kernels.attention.row_wise import kernel as row_wise_cuda
 from tir_kernels.attention.select import attention_parts, choose
+from tir_kernels.attention.warp_specialized import cost as warp_specialized_cost
+from tir_kernels.attention.warp_specialized import kernel as warp_specialized
 from tir_kernels.target import parse_target
 from tir_kernels.tuned_config import TunedConfig
 
@@ -53,6 +56,42 @@ def test_parts_of_a_mask():
     for mask in (None, masks.sliding_window(16)):
         assert attention_parts(PROBLEM, mask, TARGET) == []
     assert attention_parts(PROBLEM, STRIDED, parse_target("llvm")) == []
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("length", [2048, 3000, 4096])
+def test_parts_are_those_that_the_model_chooses_kernels_for(length, arch):
+    """Measured times of parts and predicted ones may be of one choice."""
+    target, given = parse_target(f"cuda -arch={arch}"), replace(PROBLEM, q_len=length, kv_len=length)
+    mask = STRIDED | masks.sliding_window(30)
+    parts, launches = attention_parts(given, mask, target), choose(given, mask, target).launches
+    assert [problem for problem, _ in parts] == [launch.problem for launch in launches] and len(parts) == 2
+    for (_, part), launch in zip(parts, launches):
+        block = launch.config.block_m, launch.config.block_n
+        assert part.compile(length, length, block, launch.config.token_stride) == launch.mask
+
+
+def test_blocks_of_tokens_that_are_apart_are_predicted_as_such(monkeypatch):
+    """A time factor for them decides, and reading an earlier part takes time."""
+    target, dilated = parse_target("cuda -arch=sm_90a"), masks.dilated_window(512, 4)
+    choice = choose(PROBLEM, dilated, target)
+    assert choice.template is warp_specialized and choice.config.token_stride == 4
+    assert choice.predicted_us == warp_specialized.predict_us(PROBLEM, choice.config, target, forms_of(choice, dilated))
+    monkeypatch.setattr(warp_specialized_cost, "APART", 10.0)
+    assert choose(PROBLEM, dilated, target).template is not warp_specialized
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_reading_an_earlier_part_takes_time(arch):
+    target = parse_target(f"cuda -arch={arch}")
+    choice, (_, far) = choose(PROBLEM, STRIDED, target).launches[-1], attention_parts(PROBLEM, STRIDED, target)[1]
+    problems = replace(choice.problem, continues=False), choice.problem
+    alone, after = (choice.template.predict_us(p, choice.config, target, forms_of(choice, far)) for p in problems)
+    assert 1.05 < after / alone < 1.6
+
+
+def forms_of(choice, mask) -> MaskForms:
+    return MaskForms(choice.problem, mask, choice.config.token_stride)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
