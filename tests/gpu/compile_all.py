@@ -24,6 +24,7 @@ from attention_cases import DEFAULT, source_hash, specialized  # noqa: E402
 from compile_only_cases import compile_only_cases  # noqa: E402
 from sources import architectures, distinct, fingerprint, launch_bounds, source_of  # noqa: E402
 
+from tir_kernels.attention.warp_specialized.geometry import Geometry  # noqa: E402
 from tir_kernels.cuda.compile import NVCC_FLAGS, resource_usage  # noqa: E402
 
 RECORD = Path(__file__).with_name("compiled.json")
@@ -36,7 +37,8 @@ def one_of_each_configuration(cases) -> list:
     a sink and with one, without a softcap and with one, or a key count, in 16 bits and in each mode of float32, and
     whatever else attention's default one is asked to do.
 
-    The warp-specialized kernel's registers are fixed, whatever its head: so each head, with a bias, and continued.
+    The warp-specialized kernel's registers are fixed, whatever its head: so each head, with a bias, continued, and with
+    two maps of an operand, between which the thread that copies chooses.
     """
     first = {}
     for case in distinct(cases):
@@ -49,7 +51,7 @@ def one_of_each_configuration(cases) -> list:
         ]
         if case.template is specialized:
             p = case.problem
-            deferred += [p.bias_shape, p.continues]
+            deferred += [p.bias_shape, p.continues, Geometry(p, case.config).chooses_maps]
             config = config, p.head_dim, p.v_head_dim
         first.setdefault((case.template.NAME, config, mode, *map(bool, deferred)), case)
     return list(dict.fromkeys([*first.values(), *(case for case in distinct(cases) if case.config == DEFAULT)]))
@@ -74,14 +76,12 @@ def may_spill(case) -> int:
     """Bytes that a case's kernel may spill.
 
     Two warpgroups with outputs of more than 192 columns spill numbers of a block row outside of the loops over blocks.
-    The tiles that spill nothing are 15 to 20 % slower on an H200.  The thread that copies has 32 registers, which
-    do not suffice where it chooses between two maps of an operand: tokens apart by what does not divide a length.
+    The tiles that spill nothing are 15 to 20 % slower on an H200.
     """
     if case.template is not specialized:
         return 0
     wide = case.problem.v_head_dim > 192 and case.config.block_m > 64
-    two_maps = any(length % case.config.token_stride for length in (case.problem.q_len, case.problem.kv_len))
-    return 160 if wide else 64 if two_maps else 0
+    return 160 if wide else 0
 
 
 def why_not(source: str, entry: dict[str, list[int]], allowed_spill: int = 0) -> str | None:

@@ -212,6 +212,11 @@ class Geometry(AttentionGeometry):
             fits -= 1
         return fits
 
+    @property
+    def chooses_maps(self) -> bool:
+        """Whether an operand has two maps: a token stride does not divide its length (producer.py)."""
+        return any(length % self.config.token_stride for length in (self.problem.q_len, self.problem.kv_len))
+
     def grid_size(self, gpu: GPU) -> int:
         """CTAs of the grid: as many as run at once."""
         return self.ctas_per_multiprocessor * gpu.multiprocessors

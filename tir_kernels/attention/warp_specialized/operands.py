@@ -38,7 +38,7 @@ def warp_specialized_operands(
     listed = listed_blocks(mask, together)
     items, n_slots = plan_items(mask, listed, problem, gpu, ctas, mask.block_n * together, leading_rows)
     entries = np.tile(np.array([0, -1], np.int32), (len(listed.part) + READ_AHEAD * together, 1))
-    behind_all = mask.n_block_cols * mask.block_n * mask.token_stride
+    behind_all = -(-mask.kv_len // mask.token_stride) * mask.token_stride  # a position that no class of tokens has
     first_key = np.append(first_tokens(mask.kv_len, mask.block_n, mask.token_stride), behind_all)
     entries[: len(listed.part)] = np.stack([first_key[listed.column], listed.part], axis=1)
     workspace = warp_specialized_workspace(problem, mask.block_m, max(1, n_slots))

@@ -46,31 +46,27 @@ def class_sizes(tokens: int, stride: int) -> list[int]:
 
 
 def tensor_map_fields(
-    problem: AttentionProblem,
-    operand: str,
-    tile: PanelTile,
-    rows: int | None = None,
-    stride: int = 1,
-    positions: int | None = None,
-) -> tuple[int, ...]:
-    """Fields of a map of "q", "k" or "v", copied to panels of a tile: sizes, strides, box, modes.
+    problem: AttentionProblem, operand: str, tile: PanelTile, rows: int | None = None, stride: int = 1
+) -> list[tuple[int, ...]]:
+    """Fields of each map of "q", "k" or "v", copied to panels of a tile: sizes, strides, box, modes.
 
-    So many `rows` are copied at a time, all of the tile's by default.  A repeated batch entry or head is a dimension of
-    size 1.  With a token `stride` above 1, the map is that of classes of so many `positions`.
+    There is a map for each of `class_sizes`.  So many `rows` are copied at a time, all of the tile's by default.  A
+    repeated batch entry or head is a dimension of size 1.
     """
     batch, heads, tokens, dim = problem.logical_shape(operand)
     by_batch, by_head, by_token = strides(problem, operand)
     unused = by_token or dim  # the distance of what there is only one of: any that a map may have
-    # (size, elements from one to the next) of every dimension after the first
-    of_tokens = [(tokens, unused)]
-    if stride > 1:
-        of_tokens = [(positions or tokens, unused * stride), (min(stride, tokens), unused)]
-    outer = [*of_tokens, (heads if by_head else 1, by_head or unused), (batch if by_batch else 1, by_batch or unused)]
-    sizes, distances = zip(*outer)
-    one_each = (1,) * (len(outer) - 1)
-    box, steps = (tile.panel, rows or tile.rows, *one_each), (1, 1, *one_each)
-    modes = (NO_INTERLEAVE, SWIZZLES[tile.pitch], PROMOTE_256B, ZERO_FILL)
-    return (dim, *sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes)
+    found = []
+    for positions in class_sizes(tokens, stride):
+        # (size, elements from one to the next) of every dimension after the first
+        outer = [(positions, unused * stride), (min(stride, tokens), unused)] if stride > 1 else [(tokens, unused)]
+        outer += [(heads if by_head else 1, by_head or unused), (batch if by_batch else 1, by_batch or unused)]
+        sizes, distances = zip(*outer)
+        one_each = (1,) * (len(outer) - 1)
+        box, steps = (tile.panel, rows or tile.rows, *one_each), (1, 1, *one_each)
+        modes = (NO_INTERLEAVE, SWIZZLES[tile.pitch], PROMOTE_256B, ZERO_FILL)
+        found.append((dim, *sizes, *(d * ELEMENT_BYTES for d in distances), *box, *steps, *modes))
+    return found
 
 
 class OperandMaps(NamedTuple):
@@ -97,8 +93,7 @@ def tensor_maps(g: Geometry, q, k, v) -> list[OperandMaps]:
         layout = getattr(g.problem.layouts, name)
         offset = layout.offset if isinstance(layout, View) else 0
         start = buffers[name].ptr_to([offset]) if offset else buffers[name].data
-        for tensor_map, positions in zip(maps, class_sizes(tokens, stride)):
-            fields = tensor_map_fields(g.problem, name, tiles[name], rows[name], stride, positions)
+        for tensor_map, fields in zip(maps, tensor_map_fields(g.problem, name, tiles[name], rows[name], stride)):
             encode, rank = "runtime.cuTensorMapEncodeTiled", (len(fields) - 3) // 4
             T.evaluate(T.call_packed(encode, tensor_map, g.problem.dtype, rank, start, *fields))
     return found
@@ -138,6 +133,12 @@ def producer_functions(g: Geometry, rings, ring):
         return address(base + (g.item_offset + field * WORD_BYTES) + rings.q.stage(t) * ITEM_BYTES)
 
     @T.inline
+    def read_entry(entries, tile, entry):
+        """Read the first block of a tile."""
+        for i in T.unroll(2):
+            entry[i] = entries[tile * together, i]
+
+    @T.inline
     def look_up(items, entries, item, count, work, entry):
         """Read an item of this number, if there is one, and the first block of its first tile.
 
@@ -148,8 +149,7 @@ def producer_functions(g: Geometry, rings, ring):
             work[1] = items[item, Item.BEGIN]
             work[2] = items[item, Item.END]
             work[3] = items[item, Item.FIRST_ROW]
-            for i in T.unroll(2):
-                entry[i] = entries[work[1] * together, i]
+            read_entry(entries, work[1], entry)
 
     @T.inline
     def send_item(base, q_map, items, item, work, t):
@@ -230,13 +230,17 @@ def producer_functions(g: Geometry, rings, ring):
         """
         head, batch = T.meta_var(kv_head(work[0]))
         following = T.alloc_local([2], "int32")
+        # Before the waits, or where maps are chosen, which takes registers, when the keys' entry is done with.
+        early = T.meta_var(not g.chooses_maps)
         while work[1] < work[2]:
             work[1] = work[1] + 1
-            for i in T.unroll(2):
-                following[i] = entries[work[1] * together, i]  # before the waits
+            if early:
+                read_entry(entries, work[1], following)
             if work[1] == work[2]:
                 take()
             send_keys(base, k_map, keep_bits, entries, work[1] - 1, entry[0], entry[1], head, batch, c[0])
+            if not early:
+                read_entry(entries, work[1], following)
             send_values(base, v_map, entries, sent, c[0])
             sent[0] = work[0]
             sent[1] = entry[0]

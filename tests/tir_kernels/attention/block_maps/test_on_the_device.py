@@ -256,7 +256,7 @@ def test_attention(name, monkeypatch, tmp_path):
         threads, ctas = geometry.cta_threads, geometry.grid_size(device.gpu_of(TARGET))
         tiles = {"q": geometry.q_tile, "k": geometry.k_tile, "v": geometry.v_tile}
         for x, tile in tiles.items():
-            fields = tensor_map_fields(p, x, tile, None if x == "q" else case.config.block_n)
+            (fields,) = tensor_map_fields(p, x, tile, None if x == "q" else case.config.block_n)
             arrays[f"{x}_map"] = tensor_map(arrays[x], 0, fields)
     else:
         geometry = BlockWiseGeometry(p, case.config)

@@ -203,7 +203,7 @@ TOKEN = 8 * 96  # elements of a token in a projection of q, k and v
 )
 def test_tensor_maps_are_innermost_first_and_repeat_what_is_repeated(layout, sizes, strides):
     given = AttentionProblem(**{**vars(PLAIN), "layouts": Layouts(k=layout)})
-    fields = tensor_map_fields(given, "k", PanelTile(128, 96, 256))
+    (fields,) = tensor_map_fields(given, "k", PanelTile(128, 96, 256))
     assert fields == (*sizes, *(2 * n for n in strides), 32, 128, 1, 1, 1, 1, 1, 1, 0, 2, 3, 0)
 
 
@@ -221,8 +221,8 @@ def test_tensor_maps_of_tokens_apart_end_where_a_class_does(layout, stride, size
     given = AttentionProblem(**{**vars(PLAIN), "layouts": Layouts(k=layout)})
     found = class_sizes(100, stride)
     assert len(found) == len(sizes) and sum(found) >= 100 // stride
-    for positions, size in zip(found, sizes):
-        fields = tensor_map_fields(given, "k", PanelTile(128, 96, 256), 64, stride, positions)
+    maps = tensor_map_fields(given, "k", PanelTile(128, 96, 256), 64, stride)
+    for positions, size, fields in zip(found, sizes, maps, strict=True):
         assert fields == (*size, *(2 * n for n in strides), 32, 64, *[1] * 3, *[1] * 5, 0, 2, 3, 0)
         last = [positions - 1, min(stride, 100) - 1 if len(found) == 1 or positions == found[1] else 100 % stride - 1]
         assert last[0] * stride + last[1] < 100, "the last token of the largest class that uses it"
@@ -254,7 +254,7 @@ def test_entries_name_the_first_of_tokens_that_are_apart(together):
 @pytest.mark.parametrize("dim, box, swizzle", [(64, 64, 3), (128, 64, 3), (96, 32, 2), (80, 16, 1), (16, 16, 1)])
 def test_boxes_are_as_wide_as_the_widest_swizzle_that_divides_a_head(dim, box, swizzle):
     given = AttentionProblem(**{**vars(PLAIN), "v_head_dim": dim})
-    fields = tensor_map_fields(given, "v", PanelTile(64, dim, 128))
+    (fields,) = tensor_map_fields(given, "v", PanelTile(64, dim, 128))
     assert fields[0] == dim and fields[7:9] == (box, 64) and fields[-3] == swizzle
 
 

@@ -16,7 +16,7 @@ from tir_kernels.attention.reference import attention_reference
 from tir_kernels.attention.warp_specialized import geometry
 from tir_kernels.attention.warp_specialized import kernel as specialized
 from tir_kernels.attention.warp_specialized.geometry import Geometry, WarpSpecializedConfig
-from tir_kernels.attention.warp_specialized.producer import class_sizes, tensor_map_fields
+from tir_kernels.attention.warp_specialized.producer import tensor_map_fields
 from tir_kernels.attention.warp_specialized.work import Item
 from tir_kernels.cuda import device
 from tir_kernels.masks.block_sparse import BlockSparseMask
@@ -226,8 +226,7 @@ class Emulated:
             layout = getattr(given.layouts, name)
             offset = layout.offset if isinstance(layout, View) else 0
             rows, stride = (None if name == "q" else config.block_n), config.token_stride
-            for suffix, size in zip(("", "_of_fewer"), class_sizes(given.logical_shape(name)[2], stride)):
-                fields = tensor_map_fields(given, name, tile, rows, stride, size)
+            for suffix, fields in zip(("", "_of_fewer"), tensor_map_fields(given, name, tile, rows, stride)):
                 self.arrays[f"{name}_map{suffix}"] = tensor_map(self.arrays[name], offset, fields)
         self.items, self.dtype = self.arrays["items"], dtype
         self.ctas = self.g.grid_size(device.gpu_of(TARGET))
