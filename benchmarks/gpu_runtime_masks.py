@@ -324,7 +324,7 @@ def planning_us(case: Case, rule, block_map: torch.Tensor, device: str) -> float
     """Microseconds from the block map to lists and items; None on the CPU, whose kernels read the map."""
     if device == "cpu":
         return None
-    from stof_tvm.running.planned_lists import PlannedLists
+    from stof_tvm.launches.planned_lists import PlannedLists
     from tir_kernels.attention.problem import AttentionProblem, BlockMap
     from tir_kernels.attention.select import choose
     from tir_kernels.target import parse_target

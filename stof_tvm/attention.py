@@ -13,6 +13,7 @@ from stof_tvm.masks.arguments import as_number
 from stof_tvm.masks.runtime.rule import Rule, for_rule
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.between_graphs import between_graphs
+from stof_tvm.running.gpus import on_gpu
 from stof_tvm.running.has_data import check_has_data, check_makes_data
 from tir_kernels.attention.problem import AttentionProblem, Layouts, View
 from tir_kernels.cuda.float32.modes import check_mode
@@ -289,11 +290,12 @@ def _attend(
         prior = earlier[0].transpose(1, 2) if out_layout == "bshd" else earlier[0]
         results = prior.contiguous(), earlier[1].contiguous()
     alike = None if section is None else section.alike
-    launches = planned(problem, given, q.device, options.kernel, options.tuning_logs, alike)
-    if not launches:
-        return ()
-    for launch in launches:
-        results = launch(inputs, sink, block_map, results)
+    with on_gpu(q.device.index):
+        launches = planned(problem, given, q.device, options.kernel, options.tuning_logs, alike)
+        if not launches:
+            return ()
+        for launch in launches:
+            results = launch(inputs, sink, block_map, results)
     out = results[0].transpose(1, 2) if out_layout == "bshd" else results[0]
     return (out, *results[1:])
 

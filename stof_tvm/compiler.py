@@ -46,6 +46,7 @@ from stof_tvm.parallel.states import local_states, shards_of
 from stof_tvm.parallel.tensor import meaning_of, notes_of, ranks_of, refuse_beside
 from stof_tvm.range_engine import range_engine
 from stof_tvm.report import Report
+from stof_tvm.running.gpus import gpu_of, on_gpu
 from stof_tvm.saving.lift_weights import lift_weights
 from stof_tvm.saving.model_weights import with_weights
 from stof_tvm.saving.weights_file import Weights
@@ -237,41 +238,42 @@ def build(
     if mesh is not None:
         peers_of(mesh).agree(ARGUMENTS, {"the argument": "mesh", **options.told()})
         return _build_one(model, call, site_masks, options, peers=peers_of(mesh))
-    if buckets is not None and (lazy or not is_range or without_padding):
-        raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
-    if replaceable_masks and is_range and not lazy:
-        raise InputError(
-            "replaceable_masks is for engines of one shape: with lazy=True each engine of a range has with_mask, "
-            "engine.engine_for(*inputs).with_mask(mask)"
-        )
-    if without_padding:
-        if lazy or dynamic_shapes is not None or replaceable_masks or fusion_scheme is not None:
+    with on_gpu(gpu_of(model, call)):
+        if buckets is not None and (lazy or not is_range or without_padding):
+            raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
+        if replaceable_masks and is_range and not lazy:
             raise InputError(
-                "without_padding=True takes batches of all lengths and makes engines as they are needed: leave "
-                "dynamic_shapes, lazy, replaceable_masks and fusion_scheme out"
+                "replaceable_masks is for engines of one shape: with lazy=True each engine of a range has with_mask, "
+                "engine.engine_for(*inputs).with_mask(mask)"
             )
-        return packed_engine(*(model, call, without_padding, own_masks(mask), target, verify), _build_row(options))
-    if not lazy and not is_range:
-        return _build_one(model, call, site_masks, options)
-    own = own_masks(mask)  # the caller may write to a tensor later
-    if not lazy:
-        return bucket_engine(
-            *(model, call, dynamic_shapes, target),
-            lambda program, call, shared, plan: _build_one(
-                *(program, call, RangeMasks(own)),
-                *(dataclasses.replace(options, progress=False, verify=plan is not None), shared),
-                list if plan is None else plan.cut,
-                owned=plan is None,
-            ),
-            buckets,
-            has_masks=mask is not None,
-            verify=verify,
-            progress=progress,
+        if without_padding:
+            if lazy or dynamic_shapes is not None or replaceable_masks or fusion_scheme is not None:
+                raise InputError(
+                    "without_padding=True takes batches of all lengths and makes engines as they are needed: leave "
+                    "dynamic_shapes, lazy, replaceable_masks and fusion_scheme out"
+                )
+            return packed_engine(*(model, call, without_padding, own_masks(mask), target, verify), _build_row(options))
+        if not lazy and not is_range:
+            return _build_one(model, call, site_masks, options)
+        own = own_masks(mask)  # the caller may write to a tensor later
+        if not lazy:
+            return bucket_engine(
+                *(model, call, dynamic_shapes, target),
+                lambda program, call, shared, plan: _build_one(
+                    *(program, call, RangeMasks(own)),
+                    *(dataclasses.replace(options, progress=False, verify=plan is not None), shared),
+                    list if plan is None else plan.cut,
+                    owned=plan is None,
+                ),
+                buckets,
+                has_masks=mask is not None,
+                verify=verify,
+                progress=progress,
+            )
+        return range_engine(
+            *(model, call, dynamic_shapes, target, verify),
+            lambda model, call, snapshot: _build_one(model, call, SiteMasks(own, takes_rules=True), options, snapshot),
         )
-    return range_engine(
-        *(model, call, dynamic_shapes, target, verify),
-        lambda model, call, snapshot: _build_one(model, call, SiteMasks(own, takes_rules=True), options, snapshot),
-    )
 
 
 def _build_row(options: "_Options") -> Callable:

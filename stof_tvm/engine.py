@@ -17,6 +17,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.rules import found
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
+from stof_tvm.running.gpus import current_gpu, on_gpu
 from stof_tvm.running.has_data import check_has_data, check_makes_data
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
@@ -93,7 +94,7 @@ class Engine:
         self._peers: Peers | None = None
         self._shards: Mapping[str, Shard] = {}
         self._memory_with_peer: Mailboxes | None = None
-        self._index = 0  # of its GPU
+        self._index = current_gpu()
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 
@@ -161,7 +162,7 @@ class Engine:
         self._report = dataclasses.replace(self._report, verification=verification)
 
     def belongs_to(self, peers: "Peers", shards: "Mapping[str, Shard]", memory: "Mailboxes | None" = None) -> None:
-        """Be the engine of one rank, on this process's current GPU: all ranks call it together.  Raises nothing.
+        """Be the engine of one rank: all ranks call it together.  Raises nothing.
 
         Parameters
         ----------
@@ -173,8 +174,6 @@ class Engine:
             What the program shares with another rank, which is kept as long as the engine.
         """
         self._peers, self._shards, self._memory_with_peer = peers, shards, memory
-        if self._device_type == "cuda" and torch.cuda.is_available():
-            self._index = torch.cuda.current_device()
 
     @property
     def device_type(self) -> str:
@@ -285,6 +284,10 @@ class Engine:
         if self._device_type == "cuda":
             self._program = None  # it may have memory of its own from a verification
 
+    def _on_its_gpu(self) -> contextlib.AbstractContextManager:
+        """The context of launches, whichever GPU is the caller's current one."""
+        return on_gpu(self._index if self._device_type == "cuda" else None)
+
     @contextlib.contextmanager
     def _turn(self):
         """The store of this engine's states, while no other engine that shares them runs."""
@@ -293,7 +296,7 @@ class Engine:
             with store.lock:
                 if store is not self._store:  # joined another one meanwhile
                     continue
-                with torch.no_grad(), self._after_the_last_call(store):
+                with torch.no_grad(), self._on_its_gpu(), self._after_the_last_call(store):
                     yield store
                 return
 
@@ -344,7 +347,7 @@ class Engine:
             self._masks,
             arrays,
         )
-        engine._first = self._first or self
+        engine._first, engine._index = self._first or self, self._index
         engine.reuse_outputs, engine.inputs_in_place = self.reuse_outputs, self.inputs_in_place
         with SHARING:
             engine._join(self._store)
@@ -456,7 +459,8 @@ class Engine:
     def prepare(self) -> Callable:
         """Load the program now instead of at the first call; DeviceError without the device."""
         if self._program is None:
-            self._program = self._load_program()
+            with self._on_its_gpu():
+                self._program = self._load_program()
             if self._peers is not None:
                 self._peers.end_with(self._program)
         return self._program

@@ -16,6 +16,7 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.report import RangeReport
 from stof_tvm.running.bounded_cache import BoundedCache
+from stof_tvm.running.gpus import current_gpu
 from stof_tvm.running.states import Store
 from stof_tvm.verification.verify import PASSED, PYTORCH_FAILS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
@@ -51,7 +52,7 @@ class RangeEngine(Engine):
         self._build_one = build_one  # from (model, (args, kwargs), snapshot) to an Engine
         self._target = str(target)
         self._device_type = target.kind.name.replace("llvm", "cpu")
-        self._index, self._peers = 0, None  # it is on one GPU, the first
+        self._index, self._peers = current_gpu(), None
         self._devices = None if example is None else [value.device for value in example]  # where the model computes
         self._engines: BoundedCache[tuple[Shapes, Engine]] = BoundedCache(lambda entry: 0, 0, MOST_ENGINES)
         self._reuse_outputs = False
@@ -191,7 +192,7 @@ class RangeEngine(Engine):
             "a RangeEngine compiles the engine of inputs of %s, at their first call", self._shapes.text_of(shapes)
         )
         try:
-            with without_modes():
+            with without_modes(), self._on_its_gpu():
                 engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
         except (ExportError, MaskError) as error:
             if not self._is_built:

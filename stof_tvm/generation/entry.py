@@ -12,6 +12,7 @@ from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.generator import Generator
 from stof_tvm.generation.prompts import checked_ids
 from stof_tvm.given_masks import without_sizes
+from stof_tvm.running.gpus import current_gpu, gpu_of
 from tir_kernels.errors import InputError
 from tir_kernels.target import parse_target
 
@@ -67,7 +68,9 @@ def generate(
         return model.generate(ids, attention_mask, **options)
     check_model(model)
     target = parse_target(target)
-    device = torch.device("cuda" if target.kind.name == "cuda" else "cpu")
+    gpu = gpu_of(model)
+    device = torch.device("cuda", current_gpu() if gpu is None else gpu)
+    device = device if target.kind.name == "cuda" else torch.device("cpu")
     vocabulary = model.get_input_embeddings().num_embeddings
     checked_ids(ids, vocabulary, device)
 

@@ -10,8 +10,8 @@ def checked_ids(ids, vocabulary: int, device: torch.device) -> torch.Tensor:
     if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int64 or ids.dim() != 2 or not ids.numel():
         given = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
         raise InputError(f"ids must be an int64 tensor of shape (batch, tokens), got {given}")
-    if ids.device.type != device.type or ids.device.index not in (None, 0):
-        raise InputError(f"ids are on {ids.device}; the engines run on {device.type}:0")
+    if ids.device.type != device.type or ids.device.index not in (None, device.index or 0):
+        raise InputError(f"ids are on {ids.device}; the engines run on {device.type}:{device.index or 0}")
     lowest, highest = (int(x) for x in ids.aminmax())
     if lowest < 0 or highest >= vocabulary:
         wrong = lowest if lowest < 0 else highest

@@ -7,9 +7,9 @@ import torch
 
 from stof_tvm.given_masks import GivenMask
 from stof_tvm.launches.counters import Counters, is_captured
+from stof_tvm.launches.planned_lists import PlannedLists
 from stof_tvm.masks.mask import Mask
 from stof_tvm.running.bounded_cache import BoundedCache
-from stof_tvm.running.planned_lists import PlannedLists
 from stof_tvm.tuning.logs.replay import tuned_choices
 from tir_kernels.attention.compiled import compile_attention
 from tir_kernels.attention.problem import AttentionProblem

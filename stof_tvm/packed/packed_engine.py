@@ -38,7 +38,7 @@ class PackedEngine(Engine):
 
     def __init__(self, engines: RowEngines, target: str):
         self._rows, self._batched, self._target = engines, engines.batched, target
-        self._device_type, self._index = engines.device.type, 0
+        self._device_type, self._index = engines.device.type, engines.device.index or 0
         self._verification: Verification | None = None
         self._packed_outputs = False
         self._store = Store()
@@ -148,8 +148,8 @@ class PackedEngine(Engine):
         if name in plan.vectors:
             return plan.vectors[name]
         value = values[name].detach()
-        if value.device.type != self._device_type or value.device.index not in (None, 0):
-            raise InputError(f"{name} is on {value.device}; the engine runs on {self._device_type}:0")
+        if value.device.type != self._device_type or value.device.index not in (None, self._index):
+            raise InputError(f"{name} is on {value.device}; the engine runs on {self._device_type}:{self._index}")
         if name in self._of_tokens:
             return value.reshape(-1, *value.shape[2:]).index_select(0, plan.taken)[None]
         rest = value[-1:].expand(plan.compiled.sequences - len(value), *value.shape[1:])

@@ -17,6 +17,7 @@ from stof_tvm.masks import Mask
 from stof_tvm.packed.device_lists import DeviceLists, plans_of
 from stof_tvm.packed.layout import Layout, most_sequences, row_length
 from stof_tvm.running.bounded_cache import BoundedCache
+from stof_tvm.running.gpus import on_gpu
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
 from tir_kernels.errors import UnsupportedError
 
@@ -133,7 +134,8 @@ class RowEngines:
         examples = {x.name: torch.zeros(x.meta["val"].shape, dtype=x.meta["val"].dtype) for x in nodes}
         call = tuple(examples[name] for name in packed.inputs), {}
         found = self._masks(packed, layout, row)
-        engine = self.build_one(packed.program, call, found or None, self.snapshot)
+        with on_gpu(self.device.index):
+            engine = self.build_one(packed.program, call, found or None, self.snapshot)
         dense = [site.site for site in engine.report().sites if not site.rewritten]
         missing = sorted({*packed.masks} - {site.site for site in engine.report().rewritten})
         if missing:

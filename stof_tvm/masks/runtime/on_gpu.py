@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from stof_tvm.running.gpus import on_gpu
 from tir_kernels.attention.compiled import compile_step
 from tir_kernels.compiling.quick_script import no_frames_left
 from tir_kernels.selection.largest import largest
@@ -76,7 +77,13 @@ def _at_least_one(places: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _kernel(device: torch.device, make: Callable, *args):
-    """make(*args), compiled for a device."""
+    """make(*args), compiled for a device and launched there."""
     arch = cuda_arch(*torch.cuda.get_device_capability(device))
     with no_frames_left():  # those above hold tensors
-        return compile_step(make(*args), parse_target({"kind": "cuda", "arch": arch}))
+        step = compile_step(make(*args), parse_target({"kind": "cuda", "arch": arch}))
+
+    def launch(*arrays):
+        with on_gpu(device.index):
+            step(*arrays)
+
+    return launch

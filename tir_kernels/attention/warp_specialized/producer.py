@@ -89,7 +89,7 @@ def tensor_maps(g: Geometry, q, k, v) -> list[OperandMaps]:
         for suffix, tensor_map in zip(("", "_of_fewer"), maps):
             T.Bind(T.tvm_stack_alloca("tensormap", 1), var=IRBuilder.name(f"{name}_map{suffix}", tensor_map))
         found.append(OperandMaps(name, maps, tokens, [step == 0 for step in strides(g.problem, name)]))
-    for name, maps, tokens, _ in found:
+    for name, maps, *_ in found:
         layout = getattr(g.problem.layouts, name)
         offset = layout.offset if isinstance(layout, View) else 0
         start = buffers[name].ptr_to([offset]) if offset else buffers[name].data

@@ -1,0 +1,47 @@
+"""Which GPU an engine is on, and that calls run on it, whichever one is the caller's current GPU.
+
+A kernel is launched on the current GPU, and TVM makes a tensor's GPU the current one without making the caller's the
+current one again.
+"""
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tir_kernels.errors import InputError
+
+
+def current_gpu() -> int:
+    """The number of this thread's current GPU; 0 in a process that has not used any, and without one."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+
+
+def on_gpu(index: int | None) -> AbstractContextManager:
+    """A context in which the GPU of this number is the current one; nothing happens for None and without GPUs."""
+    return contextlib.nullcontext() if index is None or not torch.cuda.is_available() else torch.cuda.device(index)
+
+
+def gpu_of(model, *inputs) -> int | None:
+    """The number of the GPU that an engine of a model is to be on; None if its tensors do not say.
+
+    It is that of the example inputs, or where they are on none, that of the model's tensors, if these are on one alone.
+    Raises InputError for example inputs on several.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        inputs, held = (*inputs, model.example_inputs), model.state_dict.values()
+    else:
+        held = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    given = _gpus(pytree.tree_leaves(inputs))
+    if len(given) > 1:
+        where = " and ".join(f"cuda:{index}" for index in sorted(given))
+        raise InputError(f"the example inputs are on {where}; an engine is on one GPU: move them to one")
+    found = given or _gpus(held)
+    return found.pop() if len(found) == 1 else None
+
+
+def _gpus(values) -> set[int]:
+    """The numbers of GPUs that there are, and that tensors are on."""
+    on = {x.device.index for x in values if isinstance(x, torch.Tensor) and x.device.type == "cuda"}
+    return {index for index in on if index is not None and index < torch.cuda.device_count()}
