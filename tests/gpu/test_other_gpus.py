@@ -133,14 +133,13 @@ def test_the_backend_of_torch_compile(model):
 
 
 def test_generation():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    transformers = pytest.importorskip("transformers")
     from stof_tvm.generation import generate
 
     torch.manual_seed(0)
     sizes = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128)
-    config = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=128, **sizes)
-    model = LlamaForCausalLM(config).float().eval().to(THERE)
+    config = transformers.LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=128, **sizes)
+    model = transformers.LlamaForCausalLM(config).float().eval().to(THERE)
     ids = torch.randint(0, 96, (1, 20), device=THERE)
     found = generate(model, ids, max_new_tokens=8, do_sample=False)
     assert found.device == THERE and torch.equal(found, model.generate(ids, max_new_tokens=8, do_sample=False))
