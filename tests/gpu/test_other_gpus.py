@@ -9,6 +9,7 @@ from torch.export import Dim
 
 import stof_tvm
 from stof_tvm import masks, sparse_attention
+from stof_tvm.dynamo.backend import stof
 from stof_tvm.errors import InputError
 from stof_tvm.masks import runtime
 
@@ -54,7 +55,7 @@ def test_an_engine_is_where_the_example_is(model, where):
     moved = copy.deepcopy(model).to("cpu" if where == "inputs" else THERE)
     verify = where == "both"
     engine = stof_tvm.build(moved, None, (inputs(device="cpu" if where == "model" else THERE),), MASK, verify=verify)
-    assert engine.device == THERE and engine.report().verification.status == ("passed" if verify else "skipped")
+    assert engine.device == THERE and engine.report().verification.result == ("passed" if verify else "skipped")
     check(model, engine)
     assert engine.prepare().is_captured
     with pytest.raises(InputError, match="is on cuda:0; the engine runs on cuda:1"):
@@ -124,7 +125,7 @@ def test_batches_without_padding():
 
 def test_the_backend_of_torch_compile(model):
     x = inputs()
-    compiled = torch.compile(copy.deepcopy(model).to(THERE), backend="stof")
+    compiled = torch.compile(copy.deepcopy(model).to(THERE), backend=stof)
     with torch.no_grad():
         expected = copy.deepcopy(model).float().to(THERE)(x.float())
         for _ in range(3):
