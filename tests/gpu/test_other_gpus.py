@@ -50,12 +50,9 @@ def check(model, engine, batch=2, length=200, calls=3):
         assert torch.cuda.current_device() == HERE.index
 
 
-@pytest.mark.parametrize("where", ["model", "inputs", "both"])
-def test_an_engine_is_where_the_example_is(model, where):
-    moved = copy.deepcopy(model).to("cpu" if where == "inputs" else THERE)
-    verify = where == "both"
-    engine = stof_tvm.build(moved, None, (inputs(device="cpu" if where == "model" else THERE),), MASK, verify=verify)
-    assert engine.device == THERE and engine.report().verification.result == ("passed" if verify else "skipped")
+def test_an_engine_is_where_the_example_is(model):
+    engine = stof_tvm.build(copy.deepcopy(model).to(THERE), None, (inputs(),), MASK)
+    assert engine.device == THERE and engine.report().verification.result == "passed"
     check(model, engine)
     assert engine.prepare().is_captured
     with pytest.raises(InputError, match="is on cuda:0; the engine runs on cuda:1"):
