@@ -264,8 +264,10 @@ class Engine:
         """
         if type(other) is not Engine:
             raise InputError(f"share_state takes an Engine, got a {type(other).__name__}")
+        if self.device != other.device:
+            raise InputError(f"engines that share states are on one device, these are on {self.device}, {other.device}")
         own, others = self._states.kinds, other._states.kinds
-        if not own or own != others or self._device_type != other._device_type:
+        if not own or own != others:
             apart = sorted({name for name, _ in own.items() ^ others.items()}) or ["none at all"]
             raise InputError(f"the engines do not have the same states; they differ in {', '.join(apart)}")
         with SHARING, self._store.lock:

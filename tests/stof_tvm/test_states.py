@@ -8,6 +8,7 @@ from torch import nn
 
 import stof_tvm
 from stof_tvm import masks
+from stof_tvm.engine import Engine
 from stof_tvm.errors import ExportError, InputError, UnsupportedError
 
 BATCH, HEADS, KV_HEADS, LENGTH, SIZE = 2, 4, 2, 32, 16
@@ -550,6 +551,14 @@ def test_engines_of_other_states_share_none(engine, update):
         update.share_state(update)
     with pytest.raises(InputError, match="share_state takes an Engine, got a NoneType"):
         engine.share_state(None)
+
+
+def test_engines_of_two_gpus_share_no_states(saved, monkeypatch):
+    first, second = (stof_tvm.load(saved) for _ in range(2))
+    monkeypatch.setattr(Engine, "device", property(lambda engine: torch.device("cuda", engine._index)))
+    second._index = 1
+    with pytest.raises(InputError, match="share states are on one device, these are on cuda:0, cuda:1"):
+        first.share_state(second)
 
 
 def test_whoever_shares_follows(saved):
