@@ -238,7 +238,7 @@ def build(
     if mesh is not None:
         peers_of(mesh).agree(ARGUMENTS, {"the argument": "mesh", **options.told()})
         return _build_one(model, call, site_masks, options, peers=peers_of(mesh))
-    with on_gpu(gpu_of(model, call)):
+    with on_gpu(gpu_of(model, call) if options.target.kind.name == "cuda" else None):
         if buckets is not None and (lazy or not is_range or without_padding):
             raise InputError("buckets are sizes for dynamic_shapes without lazy=True")
         if replaceable_masks and is_range and not lazy:

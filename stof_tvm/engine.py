@@ -94,7 +94,7 @@ class Engine:
         self._peers: Peers | None = None
         self._shards: Mapping[str, Shard] = {}
         self._memory_with_peer: Mailboxes | None = None
-        self._index = current_gpu()
+        self._index = current_gpu() if self._device_type == "cuda" else 0
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 

@@ -52,7 +52,7 @@ class RangeEngine(Engine):
         self._build_one = build_one  # from (model, (args, kwargs), snapshot) to an Engine
         self._target = str(target)
         self._device_type = target.kind.name.replace("llvm", "cpu")
-        self._index, self._peers = current_gpu(), None
+        self._index, self._peers = current_gpu() if self._device_type == "cuda" else 0, None
         self._devices = None if example is None else [value.device for value in example]  # where the model computes
         self._engines: BoundedCache[tuple[Shapes, Engine]] = BoundedCache(lambda entry: 0, 0, MOST_ENGINES)
         self._reuse_outputs = False

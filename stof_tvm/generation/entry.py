@@ -12,7 +12,7 @@ from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.generator import Generator
 from stof_tvm.generation.prompts import checked_ids
 from stof_tvm.given_masks import without_sizes
-from stof_tvm.running.gpus import current_gpu, gpu_of
+from stof_tvm.running.gpus import current_gpu
 from tir_kernels.errors import InputError
 from tir_kernels.target import parse_target
 
@@ -68,14 +68,14 @@ def generate(
         return model.generate(ids, attention_mask, **options)
     check_model(model)
     target = parse_target(target)
-    gpu = gpu_of(model)
-    device = torch.device("cuda", current_gpu() if gpu is None else gpu)
-    device = device if target.kind.name == "cuda" else torch.device("cpu")
+    device = torch.device("cpu")
+    if target.kind.name == "cuda":
+        device = model.device if model.device.type == "cuda" else torch.device("cuda", current_gpu())
     vocabulary = model.get_input_embeddings().num_embeddings
     checked_ids(ids, vocabulary, device)
 
     def generator_for(batch: int, length: int) -> Generator:
-        return _known_of(model).generator(model, batch, length, target, mask)
+        return _known_of(model).generator(model, batch, length, target, mask, device)
 
     return generated(ids, attention_mask, model.generation_config, vocabulary, generator_for, options)
 
@@ -88,8 +88,8 @@ class _Known:
         self._generators: dict[tuple, Generator] = {}
         self._building = threading.Lock()
 
-    def generator(self, model: PreTrainedModel, batch: int, length: int, target, mask) -> Generator:
-        key = batch, str(target), None if mask is None else _identity(mask)
+    def generator(self, model: PreTrainedModel, batch: int, length: int, target, mask, device) -> Generator:
+        key = batch, str(target), device, None if mask is None else _identity(mask)
         with self._building:
             known = self._generators.get(key)
             if known is None or known.sizes.max_length < length:

@@ -19,21 +19,29 @@ def current_gpu() -> int:
 
 
 def on_gpu(index: int | None) -> AbstractContextManager:
-    """A context in which the GPU of this number is the current one; nothing happens for None and without GPUs."""
-    return contextlib.nullcontext() if index is None or not torch.cuda.is_available() else torch.cuda.device(index)
+    """A context in which the GPU of this number is the current one; nothing happens for None and without GPUs.
+
+    A process that has not used a GPU stays one that has not, as a compiler for other machines: its current one is 0.
+    """
+    is_current = index == 0 and not torch.cuda.is_initialized()
+    stays = index is None or is_current or not torch.cuda.is_available()
+    return contextlib.nullcontext() if stays else torch.cuda.device(index)
 
 
 def gpu_of(model, *inputs) -> int | None:
     """The number of the GPU that an engine of a model is to be on; None if its tensors do not say.
 
     It is that of the example inputs, or where they are on none, that of the model's tensors, if these are on one alone.
-    Raises InputError for example inputs on several.
+    An exported program has example inputs of its own, which count where none are given on a GPU.  Raises InputError for
+    example inputs on several.
     """
-    if isinstance(model, torch.export.ExportedProgram):
-        inputs, held = (*inputs, model.example_inputs), model.state_dict.values()
-    else:
-        held = [*model.parameters(), *model.buffers()] if isinstance(model, torch.nn.Module) else []
+    held: list = []
     given = _gpus(pytree.tree_leaves(inputs))
+    if isinstance(model, torch.export.ExportedProgram):
+        given = given or _gpus(pytree.tree_leaves(model.example_inputs))
+        held = [*model.state_dict.values(), *model.constants.values()]
+    elif isinstance(model, torch.nn.Module):
+        held = [*torch.nn.Module.parameters(model), *torch.nn.Module.buffers(model)]  # a model may use these names
     if len(given) > 1:
         where = " and ".join(f"cuda:{index}" for index in sorted(given))
         raise InputError(f"the example inputs are on {where}; an engine is on one GPU: move them to one")

@@ -66,7 +66,7 @@ class EngineModel:
     def to(self, device) -> "EngineModel":
         """This model; InputError for a device that is not the engine's."""
         device = torch.device(f"cuda:{device}" if isinstance(device, int) else device)
-        if device.type != self.device.type or device.index not in (None, self.device.index):
+        if device.type != self.device.type or device.index not in (None, self.device.index or 0):
             raise InputError(f"the engine runs on {self.device}, not on {device}: pass device={str(self.device)!r}")
         return self
 

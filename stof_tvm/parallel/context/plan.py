@@ -307,7 +307,8 @@ def context_plan(mask: GivenAsMask | None, length: int, ranks: int) -> ContextPl
         The mask keeps nothing, does not fit the length, or is none.
     """
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise InputError(f"ranks={ranks!r} must be a positive integer")
+        outside = ": the world size of a group that this process is not in" if ranks == -1 else ""
+        raise InputError(f"ranks={ranks!r} must be a positive integer{outside}")
     _check_length(length, ranks)
     if callable(mask) and not isinstance(mask, Mask | BlockMask):
         mask = without_sizes(mask)

@@ -1,6 +1,7 @@
 """`stof_tvm.generate`: engines are made at the first call and used again."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from stof_tvm.errors import InputError, UnsupportedError
 from stof_tvm.generation import entry
 from tests.models.quick_llvm import QUICK_LLVM
 from tests.stof_tvm.generation.conftest import small, tokens
+
+SIZES = {"sizes": SimpleNamespace(max_length=256)}
 
 
 @pytest.mark.slow
@@ -36,6 +39,21 @@ def test_engines_are_used_again_until_weights_change(monkeypatch):
         model.transformer.wte.weight.mul_(-1)
     check(tokens(1, 8))
     assert len(made) == 2
+
+
+def test_engines_of_another_current_gpu_are_others(monkeypatch):
+    """A model on the CPU, engines on whichever GPU is current: ids on the one are for engines on that one."""
+    checked, made = [], []
+    monkeypatch.setattr(entry, "checked_ids", lambda ids, vocabulary, device: checked.append(str(device)))
+    monkeypatch.setattr(entry, "engines", lambda model, **options: made.append(options) or SimpleNamespace(**SIZES))
+    monkeypatch.setattr(entry, "generated", lambda ids, mask, config, vocabulary, generator_for, o: generator_for(1, 8))
+    model = small("gpt2")
+    found = []
+    for gpu in (0, 1, 0):
+        monkeypatch.setattr(entry, "current_gpu", lambda gpu=gpu: gpu)
+        found.append(stof_tvm.generate(model, tokens(1, 8), target="cuda -arch=sm_80"))
+    assert checked == ["cuda:0", "cuda:1", "cuda:0"] and len(made) == 2
+    assert found[0] is found[2] is not found[1]
 
 
 def test_a_generator_is_called_as_it_is(two):

@@ -1,13 +1,16 @@
 """Which GPU an engine is on, decided without any: tensors of GPUs that only pretend to be there."""
 
+import contextlib
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
 import stof_tvm
 from stof_tvm import masks
-from stof_tvm.errors import DeviceError, InputError
+from stof_tvm.errors import DeviceError, InputError, StofError
 from stof_tvm.running.gpus import current_gpu, gpu_of, on_gpu
+from tests.models.quick_llvm import QUICK_LLVM
 
 
 @pytest.fixture
@@ -53,11 +56,30 @@ def test_example_inputs_on_two_gpus(two_gpus):
         gpu_of(Holds(), ((on("cuda:1"), on("cuda:0")), None))
 
 
-def test_the_gpu_of_an_exported_program(two_gpus):
+@pytest.mark.parametrize("held", ["_state_dict", "_constants"])
+def test_the_gpu_of_an_exported_program(two_gpus, held):
     program = torch.export.export(Holds(torch.ones(2, 2)), (torch.ones(2, 2),))
     assert gpu_of(program, (None, None)) is None
-    program._state_dict["x0"] = on("cuda:1")
+    getattr(program, held)["x0"] = on("cuda:1")
     assert gpu_of(program, (None, None)) == 1
+    program._example_inputs = (on("cuda:0"),), {}
+    assert gpu_of(program, (None, None)) == 0, "its own example says where it computes"
+    assert gpu_of(program, ((on("cuda:1"),), None)) == 1, "the one that is given says where the engine does"
+
+
+def test_a_model_that_has_other_parameters():
+    model = Holds(torch.ones(2, 2))
+    model.buffers, model.parameters = [1, 2], {"a": 3}
+    assert gpu_of(model, ((torch.ones(2, 2),), None)) is None
+
+
+def test_example_inputs_on_two_gpus_for_a_cpu(two_gpus):
+    """No engine is on a GPU then: what refuses them is the export of tensors without values."""
+    with pytest.raises(StofError) as refused:
+        stof_tvm.build(
+            Holds(torch.ones(2, 2)), "llvm", (on("cuda:1"),), verify=False, example_kwargs={"y": on("cuda:0")}
+        )
+    assert "an engine is on one GPU" not in str(refused.value)
 
 
 def test_without_gpus_nothing_changes():
@@ -66,6 +88,22 @@ def test_without_gpus_nothing_changes():
     assert current_gpu() == 0
     with on_gpu(3), on_gpu(None):
         pass
+
+
+def test_a_process_that_has_not_used_a_gpu_stays_so(monkeypatch):
+    entered = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext())
+    with on_gpu(0), on_gpu(1):
+        assert entered == [1]
+
+
+def test_an_engine_for_a_cpu_is_on_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    engine = stof_tvm.build(Holds(torch.ones(2, 2)), QUICK_LLVM, (torch.ones(2, 2),), verify=False)
+    assert engine.device == torch.device("cpu") and engine._index == 0
 
 
 def test_an_engine_is_on_the_gpu_that_is_current_when_it_is_built(monkeypatch):

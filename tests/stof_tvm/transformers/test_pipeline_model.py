@@ -178,7 +178,7 @@ def test_what_is_not_given_is_what_a_model_would_take(counted):
 
 def test_an_engine_stays_where_it_is_and_does_not_generate(counted):
     model, _ = counted("input_ids")
-    assert model.to("cpu") is model and model.eval() is model and not model.can_generate()
+    assert model.to("cpu") is model.to("cpu:0") is model.eval() is model and not model.can_generate()
     with pytest.raises(InputError, match="the engine runs on cpu, not on cuda:0: pass device='cpu'"):
         model.to(0)
     with pytest.raises(UnsupportedError, match="does not generate"):
