@@ -8,7 +8,7 @@ many queries in each as keys.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tvm import relax
 
@@ -36,18 +36,21 @@ def viewed(call, layout: Layout) -> Layout | None:
     return reshaped_layout(layout, shape_of(call))
 
 
-def folded_rows(bindings: Bindings, product: relax.Var, origins: LengthOrigins):
-    """(batch, rows, layout, values) of a product whose rows are heads and queries, or None.
+class Traced(NamedTuple):
+    """The layout of a view in the axes of what it is a view of, `root`, and the origin of each axis."""
 
-    batch and rows are the axes of its left operand, layout has heads before queries, and values are the product and
-    what is computed from it, the weights last.
-    """
-    call = bindings.value(product)
-    way, root = [], call.args[0]
+    root: relax.Expr
+    layout: Layout
+    made: dict[Axis, str]
+
+
+def traced_layout(bindings: Bindings, expr: relax.Expr, origins: LengthOrigins) -> Traced | None:
+    """Where the dimensions of a view come from; None where that is not known."""
+    way, root = [], expr
     while is_view(bindings.value(root)):
         way.append(bindings.value(root))
         root = way[-1].args[0]
-    if static_shape(root) is None or not way:
+    if static_shape(root) is None:
         return None
     first = layout_of(shape_of(root))
     layout: Layout | None = first
@@ -55,11 +58,26 @@ def folded_rows(bindings: Bindings, product: relax.Var, origins: LengthOrigins):
         layout = None if layout is None else viewed(view, layout)
     if layout is None:
         return None
-    rows, made = undivided(layout[-2]), {}
-    if len(rows) < 2:
-        return None
+    made: dict[Axis, str] = {}
     for place, dimension in enumerate(first):
         made |= dict.fromkeys(undivided(dimension), origins.of(root, place))
+    return Traced(root, layout, made)
+
+
+def folded_rows(bindings: Bindings, product: relax.Var, origins: LengthOrigins):
+    """(batch, rows, layout, values) of a product whose rows are heads and queries, or None.
+
+    batch and rows are the axes of its left operand, layout has heads before queries, and values are the product and
+    what is computed from it, the weights last.
+    """
+    call = bindings.value(product)
+    traced = traced_layout(bindings, call.args[0], origins)
+    if traced is None or traced.root is call.args[0]:
+        return None
+    layout, made = traced.layout, traced.made
+    rows = undivided(layout[-2])
+    if len(rows) < 2:
+        return None
     heads = [axis for axis in rows if made[axis] == FEATURES]
     queries = [axis for axis in rows if made[axis] != FEATURES]
     if not heads or size(queries) != shape_of(call)[-1] or rows not in ([*heads, *queries], [*queries, *heads]):

@@ -4,8 +4,9 @@
     matmul(reshape(p (B, H, Sq, Skv), (B, H·Sq, Skv)), v (B, Skv, Dv))
 
 become matmul(q (B, H, Sq, D), kᵀ (B, 1, D, Skv)) and matmul(p, v (B, 1, Skv, Dv)).  So do products of groups of heads,
-with the dimensions in any order: transposes of scores and of weights become transposes of operands and of results.  A
-product is rewritten only if a softmax, or an exponential, reads it or gives its operand.  Whatever it means, the
+with the dimensions in any order: transposes of scores and of weights become transposes of operands and of results.  Of
+one query, as in decoding, all rows are heads; they are taken for these only where a weight made them.  A product is
+rewritten only if a softmax, or an exponential, reads it or gives its operand.  Whatever it means, the
 numbers stay the same.
 
 Preconditions: "main" is one dataflow block with constants bound.
@@ -17,7 +18,14 @@ import tvm
 from tvm import relax
 
 from relax_passes.attention.layouts.axes import Axis, Layout, flat, layout_of, size, undivided
-from relax_passes.attention.layouts.folded_rows import FoldedValue, folded_rows, is_view, unfolded_values, viewed
+from relax_passes.attention.layouts.folded_rows import (
+    FoldedValue,
+    folded_rows,
+    is_view,
+    traced_layout,
+    unfolded_values,
+    viewed,
+)
 from relax_passes.attention.spellings.patterns import Known
 from relax_passes.ir.bindings import (
     Bindings,
@@ -27,6 +35,7 @@ from relax_passes.ir.bindings import (
     shape_of,
     static_shape,
 )
+from relax_passes.ir.length_origins import FEATURES
 from relax_passes.ir.rebuild import rebuild
 
 SOFTMAXES = ("nn.softmax", "nn.log_softmax", "exp")
@@ -50,7 +59,7 @@ class UnfoldHeads:
         for var, value in bindings.values.items():
             if operator(value) != "matmul" or not _is_product(bindings, value):
                 continue
-            if (scores := _scores(bindings, var)) is not None:
+            if (scores := _scores(bindings, var, origins)) is not None:
                 found[scores.out] = scores
             elif (folded := folded_rows(bindings, var, origins)) is not None:
                 batch, rows, layout, values = folded
@@ -131,7 +140,7 @@ def _is_product(bindings, call) -> bool:
     return not any(bindings.is_weight(x) for x in call.args)
 
 
-def _scores(bindings, product) -> _Scores | None:
+def _scores(bindings, product, origins) -> _Scores | None:
     call = bindings.value(product)
     layout = layout_of(shape_of(call))
     lead, rows, columns = layout[:-2], layout[-2], layout[-1]
@@ -143,24 +152,38 @@ def _scores(bindings, product) -> _Scores | None:
         if moved is None:
             break
         out, layout = reader, moved
-        best = _scores_at(bindings, call, out, layout, lead, rows, columns) or best
+        best = _scores_at(bindings, call, out, layout, lead, rows, columns, origins) or best
     return best if best is not None and _leads_to_softmax(bindings, best.out) else None
 
 
-def _scores_at(bindings, call, out, layout, lead, rows, columns) -> _Scores | None:
-    """The scores, if the product's rows and columns are the last two dimensions of `out`, with heads before them."""
+def _scores_at(bindings, call, out, layout, lead, rows, columns, origins) -> _Scores | None:
+    """The scores, if the product's rows and columns are the last two dimensions of `out`, with heads before them.
+
+    A dimension of size 1 has no axes: where that is the queries', the rows are heads.
+    """
     if len(layout) < 3:
         return None
     batch, sides = flat(lead), (undivided(rows), undivided(columns))
     last = undivided(layout[-1])
     for (left, right), (a, b), is_turned in ((sides, call.args, False), (sides[::-1], call.args[::-1], True)):
         row = undivided(layout[-2])
-        if last == right and row and all(axis in left for axis in row):
+        if last == right and all(axis in left for axis in row):
+            if not row and not _are_heads(bindings, a, is_turned, origins):
+                continue
             heads = [axis for axis in left if axis not in row]
             if not heads and flat(layout[:-2]) == batch:  # the matchers know these
                 return None
             return _Scores(out, a, b, is_turned, not is_turned, batch, left, layout, call)
     return None
+
+
+def _are_heads(bindings, q, is_transposed: bool, origins) -> bool:
+    """Whether a weight made all rows of an operand: they count no tokens."""
+    traced = traced_layout(bindings, q, origins)
+    if traced is None:
+        return False
+    rows = undivided(traced.layout[-1 if is_transposed else -2])
+    return bool(rows) and all(traced.made[axis] == FEATURES for axis in rows)
 
 
 def _weighted(bindings, product) -> _Weighted | None:
@@ -181,12 +204,28 @@ def _weighted(bindings, product) -> _Weighted | None:
         rows, keys = (undivided(x) for x in (moved[-2:] if index == 0 else moved[:-3:-1]))
         batch = flat(moved[:-2])
         row = undivided(layout[-2])
-        if keys != undivided(layout[-1]) or not row or any(axis not in rows for axis in row):
+        if keys != undivided(layout[-1]) or any(axis not in rows for axis in row):
+            return None
+        if not row and not _is_of_one_query(bindings, expr):
             return None
         if rows == row and batch == flat(layout[:-2]):  # the matchers know these
             return None
         return _Weighted(expr, call.args[1 - index], index == 1, batch, rows, layout, call)
     return None
+
+
+def _is_of_one_query(bindings, expr) -> bool:
+    """Whether weights are computed, element by element, from a product of their shape: scores of one query a head."""
+    pending, seen = [expr], set()
+    while pending:
+        call = bindings.value(pending.pop())
+        if operator(call) == "matmul":
+            return static_shape(call) == static_shape(expr)
+        for x in call.args if operator(call) else ():
+            if isinstance(x, relax.Var) and x not in seen and static_shape(x) == static_shape(expr):
+                seen.add(x)
+                pending.append(x)
+    return False
 
 
 def _leads_to_softmax(bindings, var) -> bool:

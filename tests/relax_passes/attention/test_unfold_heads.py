@@ -128,6 +128,74 @@ def test_a_mask_meets_queries_whose_heads_are_folded_into_rows(is_length_first):
         torch.testing.assert_close(plain(x, keep), model(x, keep), atol=1e-5, rtol=0)
 
 
+class Grouped(nn.Module):
+    """Groups of heads by einsum, of x (batch, queries, 24), over x or over keys of a cache."""
+
+    def __init__(self, equations, kv_heads, group):
+        super().__init__()
+        self.equations, self.kv_heads, self.group = equations, kv_heads, group
+        self.q = nn.Linear(24, kv_heads * group * 6)
+        self.kv = nn.Linear(24, 2 * kv_heads * 6)
+
+    def forward(self, x, memory):
+        q = self.q(x).view(*x.shape[:2], self.kv_heads, self.group, 6)
+        k, v = self.kv(memory).view(*memory.shape[:2], 2, self.kv_heads, 6).unbind(2)
+        if self.equations[0].startswith("bk"):
+            q, k, v = q.permute(0, 2, 3, 1, 4), k.transpose(1, 2), v.transpose(1, 2)
+        weights = torch.softmax(torch.einsum(self.equations[0], q, k) * 0.4, -1)
+        return torch.einsum(self.equations[1], weights, v)
+
+
+GROUPED = [("bkgid,bkjd->bkgij", "bkgij,bkjd->bkgid"), ("bikgd,bjkd->bkgij", "bkgij,bjkd->bikgd")]
+
+
+@pytest.mark.parametrize("equations", GROUPED, ids=["heads first", "tokens first"])
+@pytest.mark.parametrize("kv_heads, group", [(2, 4), (1, 4), (2, 1)])
+@pytest.mark.parametrize("batch, keys", [(1, 1), (2, S)])
+def test_one_query_of_grouped_heads(equations, kv_heads, group, batch, keys):
+    """A dimension of size 1 is no dimension of a product that einsum makes: its rows are heads alone."""
+    torch.manual_seed(0)
+    model, x = Grouped(equations, kv_heads, group).eval(), torch.randn(batch, 1, 24)
+    memory, kept = torch.randn(batch, keys, 24), torch.arange(keys) % 3 != 1
+    softmax = torch.softmax
+    masked = lambda scores, dim: softmax(scores.masked_fill(~kept, -torch.inf), dim)
+    with torch.no_grad(), mock.patch.object(torch, "softmax", masked):
+        expected = model(x, memory)
+    engine = stof_tvm.build(model, QUICK_LLVM, (x, memory), kept[None], verify=False)
+    (site,) = engine.report().rewritten
+    assert (site.shape.q_len, site.shape.kv_len) == (1, keys)
+    assert (site.shape.heads, site.shape.kv_heads) == (kv_heads * group, kv_heads)
+    torch.testing.assert_close(engine(x, memory), expected, atol=1e-5, rtol=0)
+
+
+class TokensBesideOne(nn.Module):
+    """One head, whose scores have a dimension of size 1 where grouped heads of one query have theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(24, 18)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        weights = torch.softmax((q @ k.mT)[:, :, None], -1)  # (batch, queries, 1, keys)
+        return weights[:, :, 0] @ v
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tokens_are_not_taken_for_heads_of_one_query(batch):
+    torch.manual_seed(0)
+    model, x = TokensBesideOne().eval(), torch.randn(batch, S, 24)
+    softmax = torch.softmax
+    masked = lambda scores, dim: softmax(scores.masked_fill(~MASK.dense(S)[:, None], -torch.inf), dim)
+    with torch.no_grad(), mock.patch.object(torch, "softmax", masked):
+        expected = model(x)
+    try:
+        engine = stof_tvm.build(model, QUICK_LLVM, (x,), MASK, verify=False)
+    except NotRewrittenError:
+        return
+    torch.testing.assert_close(engine(x), expected, atol=1e-5, rtol=0)
+
+
 @I.ir_module
 class Before:
     @R.function
