@@ -347,8 +347,10 @@ def _check_shapes(q, k, v, enable_gqa: bool) -> None:
         raise InputError(f"q and k must have the same head dimension: {shapes}")
     if q.shape[1] != k.shape[1]:
         if not enable_gqa:
+            is_turned = q.shape[1:3] == (k.shape[2], k.shape[1])
+            or_else = ", or transpose the one that is (batch, length, heads, dim)" if is_turned else ""
             raise InputError(
-                f"q has {q.shape[1]} heads and k {k.shape[1]}; pass enable_gqa=True to share them: {shapes}"
+                f"q has {q.shape[1]} heads and k {k.shape[1]}; pass enable_gqa=True to share them{or_else}: {shapes}"
             )
         if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
             raise InputError(f"the heads of q, {q.shape[1]}, must be a multiple of those of k, {k.shape[1]}")

@@ -179,7 +179,9 @@ def _spread_lengths(mask: torch.Tensor, sizes) -> torch.Tensor:
         if full.dim() > 4 or any(n not in (1, t) for n, t in zip(reversed(full.shape), reversed(sizes), strict=False)):
             raise RuntimeError
     except RuntimeError:
+        is_padding = tuple(mask.shape) == (sizes[0], sizes[3])
+        hint = "; of padding, (B, Skv), it is mask[:, None, None]" if is_padding else ""
         raise MaskError(
-            f"a mask of shape {tuple(mask.shape)} does not broadcast to (B, H, Sq, Skv) = {sizes}"
+            f"a mask of shape {tuple(mask.shape)} does not broadcast to (B, H, Sq, Skv) = {sizes}{hint}"
         ) from None
     return full

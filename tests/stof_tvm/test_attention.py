@@ -574,6 +574,16 @@ BAD_CALLS = {
     "mixed dtypes": (lambda q, k, v: ((q, k.half(), v), {}), InputError, "k has dtype"),
     "head dim": (lambda q, k, v: ((q, k[..., :8], v), {}), InputError, "same head dimension"),
     "k and v lengths": (lambda q, k, v: ((q, k, v[:, :, :7]), {}), InputError, "same heads and length"),
+    "layout": (
+        lambda q, k, v: ((q.transpose(1, 2), k, v), {}),
+        InputError,
+        r"or transpose the one that is \(batch, length, heads, dim\)",
+    ),
+    "mask of padding": (
+        lambda q, k, v: ((q, k, v, torch.ones(q.shape[0], 40, dtype=torch.bool)), {}),
+        MaskError,
+        r"of padding, \(B, Skv\), it is mask\[:, None, None\]",
+    ),
     "batch": (lambda q, k, v: ((q, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1)), {}), InputError, "batch"),
     "rank": (lambda q, k, v: ((q[None], k[None], v[None]), {}), InputError, "2 to 4"),
     "not a tensor": (lambda q, k, v: ((q, k, None), {}), InputError, "NoneType"),

@@ -31,7 +31,8 @@ def open_logs(folder) -> list[TuningLog]:
     inside = folder.iterdir() if folder.is_dir() else []
     names = sorted(path.name for path in inside if not path.name.startswith(".") and _is_log(path))
     if not names:
-        raise TuningLogError(f"{folder} holds no tuning logs: a folder for each architecture")
+        what = "holds no tuning logs: a folder for each architecture" if folder.is_dir() else "is no folder"
+        raise TuningLogError(f"{folder} {what}")
     return [TuningLog(folder, _target_of(name)) for name in names]
 
 

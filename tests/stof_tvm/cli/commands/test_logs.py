@@ -135,7 +135,7 @@ def test_export_spreads_records_from_the_fastest_to_the_slowest(folder, tmp_path
 
 def test_what_is_refused(folder, tmp_path, capsys):
     assert main(["logs", "list", str(tmp_path / "missing")]) == 1
-    assert "holds no tuning logs" in capsys.readouterr().err
+    assert "missing is no folder" in capsys.readouterr().err
     (tmp_path / "elsewhere" / "photos").mkdir(parents=True)
     assert main(["logs", "list", str(tmp_path / "elsewhere")]) == 1
     assert "elsewhere holds no tuning logs" in capsys.readouterr().err
