@@ -26,7 +26,7 @@ from stof_tvm.frontend.shape_range import ShapeRange
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.range_engine import shapes_and_example, without_modes
 from stof_tvm.verification.padding import check_largest, check_padding
-from tir_kernels.errors import DeviceError, InputError, MaskError
+from tir_kernels.errors import DeviceError, InputError, MaskError, NotRewrittenError
 
 LOGGER = logging.getLogger("stof_tvm")
 
@@ -98,11 +98,11 @@ def bucket_engine(
                 _check_largest(model, shapes, {x: most for x, (_, most) in limits.items()}, values)
             try:
                 bucket.engine = _built(model, export, bucket, inputs_of(job), weights, build_one)
-            except MaskError as error:
+            except (MaskError, NotRewrittenError) as error:
                 if job is jobs[0]:
                     raise
                 told = shapes.text_of(bucket.shapes)
-                raise MaskError(
+                raise type(error)(
                     f"{error}; so it is for inputs of {told}, one of the sizes that the range is compiled at: a larger "
                     "least size or other buckets= may do, lazy=True compiles each shape"
                 ) from error

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from torch.export import Dim
 
+import stof_tvm
 from stof_tvm import masks
 from stof_tvm.buckets.masks import RangeMasks
-from stof_tvm.errors import MaskError
+from stof_tvm.errors import MaskError, NotRewrittenError
+from tests.models.quick_llvm import QUICK_LLVM
 
 SIZES = (2, 3, 40, 40)
 
@@ -79,3 +82,22 @@ def test_other_lengths_of_keys():
     RangeMasks(masks.sliding_window(50)).given_for("", (2, 3, 40, 20))
     with pytest.raises(MaskError, match="keeps no key up to"):
         RangeMasks(masks.sliding_window(5)).given_for("", (2, 3, 40, 20))
+
+
+class OfInputs(torch.nn.Module):
+    """Grouped heads by einsum, of inputs: of one query nothing tells heads and queries apart."""
+
+    def forward(self, q, k, v):
+        weights = torch.einsum("bkgid,bkjd->bkgij", q, k).softmax(-1)
+        return torch.einsum("bkgij,bkjd->bkgid", weights, v)
+
+
+def test_an_attention_that_stays_dense_at_one_size_is_told_with_the_size():
+    q, (k, v) = torch.randn(1, 2, 4, 8, 16), torch.randn(2, 1, 2, 8, 16)
+    length = Dim("length", max=8)
+    with pytest.raises(NotRewrittenError, match=r"so it is for inputs of q \(1, 2, 4, 1, 16\), .* a larger least size"):
+        stof_tvm.build(
+            *(OfInputs(), QUICK_LLVM, (q, k, v), masks.sliding_window(3)),
+            dynamic_shapes={"q": {3: length}, "k": {2: length}, "v": {2: length}},
+            buckets=[1, 8],
+        )
