@@ -65,7 +65,7 @@ def test_programs_are_not_kept(group):
 def test_an_engine_of_ranks_ends_with_its_group(kind, group):
     seen: list = []
     program, peers, engine = Program(group, seen), Peers(group), kind.__new__(kind)
-    engine._program, engine._load_program, engine._peers = None, lambda: program, peers
+    engine._program, engine._load_program, engine._peers, engine._device_type = None, lambda: program, peers, "cpu"
     engine._row, engine._ranks = SimpleNamespace(prepare=lambda: program), peers
     assert [engine.prepare() for _ in range(2)] == [program, program]
     dist.destroy_process_group()
