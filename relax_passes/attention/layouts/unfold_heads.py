@@ -35,7 +35,7 @@ from relax_passes.ir.bindings import (
     shape_of,
     static_shape,
 )
-from relax_passes.ir.length_origins import FEATURES
+from relax_passes.ir.length_origins import FEATURES, OTHER
 from relax_passes.ir.rebuild import rebuild
 
 SOFTMAXES = ("nn.softmax", "nn.log_softmax", "exp")
@@ -178,9 +178,17 @@ def _scores_at(bindings, call, out, layout, lead, rows, columns, origins) -> _Sc
 
 
 def _are_heads(bindings, q, is_transposed: bool, origins) -> bool:
-    """Whether a weight made all rows of an operand: they count no tokens."""
+    """Whether a weight made all rows of an operand, and they count no tokens: those are a dimension besides.
+
+    What the operand is a view of has a batch and tokens, of which there is one, that no weight made.  A weight that
+    mixes tokens makes rows that count them, and no such dimension is left.
+    """
     traced = traced_layout(bindings, q, origins)
     if traced is None:
+        return False
+    given = shape_of(traced.root)
+    others = [n for place, n in enumerate(given) if origins.of(traced.root, place) == OTHER]
+    if len(others) < 2 or 1 not in others:
         return False
     rows = undivided(traced.layout[-1 if is_transposed else -2])
     return bool(rows) and all(traced.made[axis] == FEATURES for axis in rows)
