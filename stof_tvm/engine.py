@@ -17,7 +17,7 @@ from stof_tvm.report import Report, Verification
 from stof_tvm.rules import found
 from stof_tvm.running.alignment import aligned
 from stof_tvm.running.cuda_program import CudaProgram
-from stof_tvm.running.gpus import current_gpu, on_gpu
+from stof_tvm.running.gpus import current_device, on_gpu
 from stof_tvm.running.has_data import check_has_data, check_makes_data
 from stof_tvm.running.machine import why_not_here
 from stof_tvm.running.states import States, Store, described
@@ -94,7 +94,7 @@ class Engine:
         self._peers: Peers | None = None
         self._shards: Mapping[str, Shard] = {}
         self._memory_with_peer: Mailboxes | None = None
-        self._index = current_gpu() if self._device_type == "cuda" else 0
+        self._index = current_device(self._device_type).index or 0
         self.reuse_outputs = False
         self.inputs_in_place: Collection[int] = ()
 

@@ -16,11 +16,11 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.frontend.specialise import specialised
 from stof_tvm.report import RangeReport
 from stof_tvm.running.bounded_cache import BoundedCache
-from stof_tvm.running.gpus import current_gpu
+from stof_tvm.running.gpus import current_device
 from stof_tvm.running.states import Store
 from stof_tvm.verification.verify import PASSED, PYTORCH_FAILS
 from tir_kernels.compiling.one_at_a_time import one_at_a_time
-from tir_kernels.errors import ExportError, InputError, MaskError
+from tir_kernels.errors import ExportError, InputError, MaskError, NotRewrittenError
 
 MOST_ENGINES = 64
 LOGGER = logging.getLogger("stof_tvm")
@@ -52,7 +52,7 @@ class RangeEngine(Engine):
         self._build_one = build_one  # from (model, (args, kwargs), snapshot) to an Engine
         self._target = str(target)
         self._device_type = target.kind.name.replace("llvm", "cpu")
-        self._index, self._peers = current_gpu() if self._device_type == "cuda" else 0, None
+        self._index, self._peers = current_device(self._device_type).index or 0, None
         self._devices = None if example is None else [value.device for value in example]  # where the model computes
         self._engines: BoundedCache[tuple[Shapes, Engine]] = BoundedCache(lambda entry: 0, 0, MOST_ENGINES)
         self._reuse_outputs = False
@@ -194,7 +194,7 @@ class RangeEngine(Engine):
         try:
             with without_modes(), self._on_its_gpu():
                 engine = self._build_one(model, self._shapes.signature.nest_inputs(there), self._snapshot)
-        except (ExportError, MaskError) as error:
+        except (ExportError, MaskError, NotRewrittenError) as error:
             if not self._is_built:
                 raise
             raise self._explained(error, shapes) from error
@@ -246,6 +246,8 @@ class RangeEngine(Engine):
         if isinstance(error, MaskError):
             fixed = "a mask of fixed size, such as a tensor, fits only the shapes that it was made for"
             return MaskError(f"for inputs of {told}: {error} ({fixed}; masks of stof_tvm.masks fit all)")
+        if isinstance(error, NotRewrittenError):
+            return NotRewrittenError(f"for inputs of {told}: {error}")
         return InputError(f"the model does not take inputs of {told}: {error}")
 
 

@@ -12,7 +12,7 @@ from stof_tvm.generation.choosing.loop import generated
 from stof_tvm.generation.generator import Generator
 from stof_tvm.generation.prompts import checked_ids
 from stof_tvm.given_masks import without_sizes
-from stof_tvm.running.gpus import current_gpu
+from stof_tvm.running.gpus import current_device
 from tir_kernels.errors import InputError
 from tir_kernels.target import parse_target
 
@@ -68,9 +68,9 @@ def generate(
         return model.generate(ids, attention_mask, **options)
     check_model(model)
     target = parse_target(target)
-    device = torch.device("cpu")
-    if target.kind.name == "cuda":
-        device = model.device if model.device.type == "cuda" else torch.device("cuda", current_gpu())
+    device = current_device(target.kind.name)
+    if device.type == model.device.type == "cuda":
+        device = model.device
     vocabulary = model.get_input_embeddings().num_embeddings
     checked_ids(ids, vocabulary, device)
 

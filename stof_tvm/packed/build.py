@@ -13,7 +13,7 @@ from stof_tvm.frontend.snapshot import Snapshot
 from stof_tvm.packed.packed_engine import PackedEngine
 from stof_tvm.packed.row_engines import RowEngines
 from stof_tvm.packed.verify import verified
-from stof_tvm.running.gpus import current_gpu
+from stof_tvm.running.gpus import current_device
 from stof_tvm.site_masks import SiteMasks
 from stof_tvm.verification.verify import SKIPPED, call_once
 from tir_kernels.errors import InputError
@@ -56,7 +56,7 @@ def packed_engine(
     assert isinstance(snapshot.model, torch.export.ExportedProgram)
     batched = dataclasses.replace(batched, program=snapshot.model)
     site_masks = SiteMasks(given)
-    device = torch.device("cuda", current_gpu()) if target.kind.name == "cuda" else torch.device("cpu")
+    device = current_device(target.kind.name)
     rows = RowEngines(batched, snapshot, site_masks.given_for, build_one, device)
     engine = PackedEngine(rows, str(target))
     layout, _ = engine.example(args, kwargs)

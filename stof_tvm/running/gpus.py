@@ -18,6 +18,11 @@ def current_gpu() -> int:
     return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
+def current_device(kind: str) -> torch.device:
+    """Where an engine is whose tensors do not say which GPU; `kind` is "cuda" or that of a CPU."""
+    return torch.device("cuda", current_gpu()) if kind == "cuda" else torch.device("cpu")
+
+
 def on_gpu(index: int | None) -> AbstractContextManager:
     """A context in which the GPU of this number is the current one; nothing happens for None and without GPUs.
 

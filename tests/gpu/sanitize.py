@@ -145,6 +145,8 @@ def main() -> int:
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     some = [case for case in cases() if options.only in case.label]
+    if not any(case.template.NAME in HEAD_COLUMNS for case in some):
+        parser.error(f"none of the {len(some)} cases with {options.only!r} can have an error planted")
     if options.run:
         run(options.run, some)
         return 0

@@ -49,3 +49,11 @@ def test_the_planted_error_is_one_of_heads_that_are_not_there():
     case = next(case for case in sanitize.cases() if case.template is block_wise_cuda)
     heads = plan_work(case.block_sparse_mask(), case.problem, H200)[0][:, sanitize.HEAD_COLUMNS[block_wise_cuda.NAME]]
     assert set(heads) == set(range(case.problem.batch * case.problem.q_heads))
+
+
+def test_a_text_that_no_case_has(monkeypatch, capsys):
+    """A run without a planted error would say that all is clean."""
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", "--only", "no such case"])
+    with pytest.raises(SystemExit):
+        sanitize.main()
+    assert "none of the 0 cases with 'no such case' can have an error planted" in capsys.readouterr().err

@@ -101,3 +101,13 @@ def test_an_attention_that_stays_dense_at_one_size_is_told_with_the_size():
             dynamic_shapes={"q": {3: length}, "k": {2: length}, "v": {2: length}},
             buckets=[1, 8],
         )
+
+
+def test_so_is_one_that_is_compiled_at_its_first_call():
+    q, (k, v) = torch.randn(1, 2, 4, 8, 16), torch.randn(2, 1, 2, 8, 16)
+    shapes = {"q": {3: Dim("length", max=8)}, "k": {2: Dim("length", max=8)}, "v": {2: Dim("length", max=8)}}
+    options = {"dynamic_shapes": shapes, "lazy": True, "verify": False}
+    engine = stof_tvm.build(OfInputs(), QUICK_LLVM, (q, k, v), masks.sliding_window(3), **options)
+    engine(q, k, v)
+    with pytest.raises(NotRewrittenError, match=r"for inputs of q \(1, 2, 4, 1, 16\), .*: 1 attention\(s\) stay dense"):
+        engine(q[:, :, :, :1], k[:, :, :1], v[:, :, :1])

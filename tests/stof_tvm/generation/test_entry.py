@@ -50,7 +50,7 @@ def test_engines_of_another_current_gpu_are_others(monkeypatch):
     model = small("gpt2")
     found = []
     for gpu in (0, 1, 0):
-        monkeypatch.setattr(entry, "current_gpu", lambda gpu=gpu: gpu)
+        monkeypatch.setattr(entry, "current_device", lambda kind, gpu=gpu: torch.device(kind, gpu))
         found.append(stof_tvm.generate(model, tokens(1, 8), target="cuda -arch=sm_80"))
     assert checked == ["cuda:0", "cuda:1", "cuda:0"] and len(made) == 2
     assert found[0] is found[2] is not found[1]

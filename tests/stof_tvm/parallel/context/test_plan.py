@@ -110,6 +110,7 @@ def test_equal_masks_share_a_plan_and_tensors_are_masks():
     ("arguments", "error", "why"),
     [
         ((masks.causal(), 128, 0), InputError, "ranks=0 must be a positive integer"),
+        ((masks.causal(), 128, -1), InputError, "ranks=-1 .*: the world size of a group that this process is not in"),
         (
             (masks.causal(), 31, 4),
             InputError,
